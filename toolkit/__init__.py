@@ -1,0 +1,46 @@
+"""Seeds in batched language-model inference on MLX: shown, measured, fixed.
+
+Import this before `mlx`: `backend` binds a fast BLAS, which must come first. The other public names are
+found where they are written when first used, so that a script pays only for what it needs.
+"""
+
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
+from . import backend
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "load": "models",
+    "tiny": "models",
+    "Model": "models",
+    "Request": "requests",
+    "Completion": "requests",
+    "Results": "requests",
+    "Row": "cohorts",
+    "Cohort": "cohorts",
+    "plan_cohorts": "cohorts",
+    "drain_window": "cohorts",
+    "generate": "engine",
+    "Engine": "engine",
+    "Trace": "engine",
+    "first_tokens": "study.first_token",
+    "seed_matrix": "study.seed_matrix",
+    "drift": "study.drift",
+}
+
+__all__ = ["backend"]
+__all__ += _HOME
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    backend.bind()  # a TOOLKIT_BLAS that can't be honoured stops here
+    value = globals()[name] = getattr(_import_module(f".{_HOME[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
