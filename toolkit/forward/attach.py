@@ -1,0 +1,109 @@
+"""Attach: gives an unmodified mlx-lm model the row structure of a packed step.
+
+A packed step feeds a model `[T, 1]` tokens, each a batch row of its own. Everything token-wise then works as
+it is. Two things are not token-wise, and both are reached through the cache list that every mlx-lm model
+hands down: attention (each layer's cache object attends for it) and the output head (only the tokens
+that a step samples from go through). Nothing here computes; `packed` does.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import base
+
+ATTENTION = "scaled_dot_product_attention"
+_lock = threading.RLock()
+_users: dict[str, int] = {}
+
+
+class Attending:
+    """A layer's cache that attends for its layer. `packed` subclasses it."""
+
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any) -> mx.array:
+        raise TypeError("a cache that attends must define attend()")
+
+
+def _dispatch(queries, keys, values, cache=None, scale=1.0, mask=None, sinks=None, **options):  # noqa: ANN001, ANN202, ANN003
+    if isinstance(cache, Attending):
+        return cache.attend(queries, keys, values, scale, mask, sinks)
+    if sinks is not None:
+        options["sinks"] = sinks
+    return base.scaled_dot_product_attention(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
+
+
+def modules_of(model: nn.Module) -> list[str]:
+    """The Python modules whose attention this model's layers call."""
+    names = {type(part).__module__ for part in model.modules()}
+    return sorted(name for name in names if ATTENTION in vars(sys.modules.get(name, object)))
+
+
+@contextmanager
+def attached(names: list[str]) -> Iterator[None]:
+    """Within the block, attention in these modules goes to the cache where the cache attends.
+
+    Every other caller, in any thread, gets what it got before: the choice is made by the type of the cache.
+    The modules are restored when the last block leaves, on error too.
+    """
+    with _lock:
+        for name in names:
+            _users[name] = _users.get(name, 0) + 1
+            setattr(sys.modules[name], ATTENTION, _dispatch)
+    try:
+        yield
+    finally:
+        with _lock:
+            for name in names:
+                _users[name] -= 1
+                if not _users[name]:
+                    setattr(sys.modules[name], ATTENTION, base.scaled_dot_product_attention)
+
+
+class Caches(list):
+    """The cache list of one forward; `select` picks the hidden states that go through the head."""
+
+    def __init__(self, layers: list[Any], select: Callable[[mx.array], mx.array]):
+        super().__init__(layers)
+        self.select = select
+
+
+class _Selecting(nn.Module):
+    """A backbone whose output keeps only the tokens that will be sampled from."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = self.inner(*args, **kwargs)
+        caches = next((a for a in (*args, *kwargs.values()) if isinstance(a, Caches)), None)
+        return caches.select(hidden) if caches is not None and isinstance(hidden, mx.array) else hidden
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self or "inner" not in self:
+            return super().__getattr__(name)
+        return getattr(self["inner"], name)
+
+
+def selecting(model: nn.Module) -> nn.Module:
+    """The same model and weights, with a head that sees only what `Caches.select` picks.
+
+    A shallow copy: the caller's model is not touched. Where the backbone can't be told from the head the
+    model comes back as it is, and the whole head runs.
+    """
+    for name in ("model", "transformer", "backbone", "language_model"):
+        inner = model.get(name) if isinstance(model, dict) else None
+        if isinstance(inner, nn.Module) and inner is not model:
+            view = copy.copy(model)
+            deeper = any(isinstance(inner.get(n), nn.Module) for n in ("lm_head", "embed_out"))
+            deeper = deeper or (name == "language_model" and isinstance(inner.get("model"), nn.Module))
+            view[name] = selecting(inner) if deeper else _Selecting(inner)
+            return view
+    return model

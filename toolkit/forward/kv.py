@@ -1,0 +1,170 @@
+"""KV: where each row's keys and values live between steps.
+
+Rows of like capacity share a *slab*, one array `[slots, heads, capacity, head_dim]` a layer, so that a decode
+step attends over many rows in one call without gathering them first. A row moves to a larger slab when it
+outgrows its own, which happens once in some hundred tokens. What is attended to, and how, is `packed`'s
+business; nothing here knows of tokens or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+SLOT_STEP = 8
+"""Slots are added to a slab in eights, so that a step sees few different shapes."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One layer's cache: key and value heads, their widths, and the dtype."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    dtype: mx.Dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one token takes."""
+        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.size
+
+
+@dataclass
+class Place:
+    """Where a row is: its slab, its slot there, and how many of its tokens are written."""
+
+    slab: Slab
+    slot: int
+    length: int = 0
+
+
+@dataclass(eq=False)
+class Slab:
+    """Rows of one capacity: `keys[layer]` and `values[layer]` are `[slots, heads, capacity, dim]`."""
+
+    capacity: int
+    keys: list[mx.array] = field(default_factory=list)
+    values: list[mx.array] = field(default_factory=list)
+    rows: list[Hashable | None] = field(default_factory=list)
+
+    @property
+    def used(self) -> int:
+        """Slots up to and including the last one taken."""
+        return max((slot + 1 for slot, row in enumerate(self.rows) if row is not None), default=0)
+
+
+def capacity_for(length: int, bucket: int) -> int:
+    """The smallest capacity that holds `length`: 1, 2, 3, 4, 6, 8, 12, 16 ... buckets (at most a third is spare)."""
+    blocks = max(1, -(-length // bucket))
+    if blocks <= 4:
+        return blocks * bucket
+    power = 1 << (blocks - 1).bit_length()
+    return bucket * (power * 3 // 4 if blocks <= power * 3 // 4 else power)
+
+
+class KVStore:
+    """Every row's keys and values, by row name.
+
+    Parameters
+    ----------
+    geometry : list of Geometry
+        One a layer that keeps a cache.
+    bucket : int
+        Capacities are whole numbers of buckets (tokens).
+    """
+
+    def __init__(self, geometry: list[Geometry], bucket: int):
+        self.geometry, self.bucket = geometry, bucket
+        self.slabs: dict[int, Slab] = {}
+        self.places: dict[Hashable, Place] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        slots = sum(slab.capacity * len(slab.rows) for slab in self.slabs.values())
+        return slots * sum(g.nbytes for g in self.geometry)
+
+    def reserve(self, lengths: dict[Hashable, int]) -> None:
+        """Make room so that each named row can hold that many tokens; new rows are created."""
+        wanted: dict[int, list[Hashable]] = {}
+        for row, length in lengths.items():
+            place = self.places.get(row)
+            if place is None or length > place.slab.capacity:
+                wanted.setdefault(capacity_for(length, self.bucket), []).append(row)
+        for capacity, rows in wanted.items():
+            slab = self.slabs.setdefault(capacity, Slab(capacity))
+            free = [slot for slot, row in enumerate(slab.rows) if row is None]
+            self._grow(slab, len(rows) - len(free))
+            free = [slot for slot, row in enumerate(slab.rows) if row is None]
+            for row, slot in zip(rows, free, strict=False):
+                old = self.places.get(row)
+                slab.rows[slot] = row
+                self.places[row] = Place(slab, slot, old.length if old else 0)
+                if old is not None:
+                    self._copy(old, self.places[row])
+                    self._free(old)
+
+    def release(self, row: Hashable) -> None:
+        """Forget a row; the last one out of a slab frees its memory."""
+        place = self.places.pop(row, None)
+        if place is not None:
+            self._free(place)
+
+    def read(self, row: Hashable, length: int | None = None) -> list[tuple[mx.array, mx.array]]:
+        """The first `length` tokens' keys and values, `[heads, length, dim]` each, a pair a layer."""
+        place = self.places[row]
+        length = place.length if length is None else length
+        slot, slab = place.slot, place.slab
+        pairs = zip(slab.keys, slab.values, strict=True)
+        return [(k[slot, :, :length], v[slot, :, :length]) for k, v in pairs]
+
+    def write(self, row: Hashable, pairs: Iterable[tuple[mx.array, mx.array]], length: int) -> None:
+        """Put `length` tokens' keys and values at the start of a (new) row."""
+        self.reserve({row: length})
+        place = self.places[row]
+        slot, slab = place.slot, place.slab
+        for layer, (keys, values) in enumerate(pairs):
+            slab.keys[layer][slot, :, :length] = keys[:, :length]
+            slab.values[layer][slot, :, :length] = values[:, :length]
+        place.length = length
+
+    def take(self) -> dict[str, tuple[list[mx.array], list[mx.array]]]:
+        """Every slab's arrays, handed over: no reference stays here, so a step can write them in place."""
+        taken = {str(c): (slab.keys, slab.values) for c, slab in self.slabs.items()}
+        for slab in self.slabs.values():
+            slab.keys, slab.values = [], []
+        return taken
+
+    def give(self, taken: dict[str, tuple[list[mx.array], list[mx.array]]]) -> None:
+        """Put back what `take` handed out, or what a step made of it."""
+        for capacity, (keys, values) in taken.items():
+            slab = self.slabs[int(capacity)]
+            slab.keys, slab.values = list(keys), list(values)
+
+    def _grow(self, slab: Slab, by: int) -> None:
+        if by <= 0:
+            return
+        by = -(-by // SLOT_STEP) * SLOT_STEP
+        fresh_keys = [mx.zeros((by, g.key_heads, slab.capacity, g.key_dim), g.dtype) for g in self.geometry]
+        fresh_values = [mx.zeros((by, g.value_heads, slab.capacity, g.value_dim), g.dtype) for g in self.geometry]
+        if slab.rows:
+            slab.keys = [mx.concatenate(pair) for pair in zip(slab.keys, fresh_keys, strict=True)]
+            slab.values = [mx.concatenate(pair) for pair in zip(slab.values, fresh_values, strict=True)]
+        else:
+            slab.keys, slab.values = fresh_keys, fresh_values
+        slab.rows += [None] * by
+
+    def _copy(self, old: Place, new: Place) -> None:
+        length = old.length
+        for layer in range(len(self.geometry)):
+            new.slab.keys[layer][new.slot, :, :length] = old.slab.keys[layer][old.slot, :, :length]
+            new.slab.values[layer][new.slot, :, :length] = old.slab.values[layer][old.slot, :, :length]
+
+    def _free(self, place: Place) -> None:
+        place.slab.rows[place.slot] = None
+        if not any(row is not None for row in place.slab.rows):
+            del self.slabs[place.slab.capacity]
