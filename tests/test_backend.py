@@ -26,7 +26,12 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter without the caller's BLAS settings."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TOOLKIT_", "MKL_", "LD_"))}
     return subprocess.run(
-        [sys.executable, "-c", code], env=clean | env, check=False, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        env=clean | env,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -78,9 +83,7 @@ def test_a_path_is_bound_before_what_is_installed(tmp_path):
     source, library = tmp_path / "blas.cpp", tmp_path / "libmine.so"
     source.write_text('extern "C" void cblas_sgemm() {}\n')
     subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
-    done = run(
-        "import toolkit; b = toolkit.backend.info(); print(b.blas, b.note)", TOOLKIT_BLAS=str(library)
-    )
+    done = run("import toolkit; b = toolkit.backend.info(); print(b.blas, b.note)", TOOLKIT_BLAS=str(library))
     assert done.stdout == f"{library} \n", done.stderr
 
 

@@ -31,7 +31,7 @@ _HOME = {
 }
 
 __all__ = ["backend"]
-__all__ += _HOME
+__all__ += list(_HOME)
 
 
 def __getattr__(name: str) -> _Any:

@@ -15,6 +15,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -278,7 +279,5 @@ def _version(distribution: str) -> str:
         return ""
 
 
-try:
+with suppress(ValueError):  # raised again at first use, where a command line can put it in one line
     _bound()
-except ValueError:
-    pass  # raised again by the first use of the package, where a command line can put it in one line

@@ -1,0 +1,61 @@
+# Every target works from a clean clone with Python 3.11+, make and a package index; the second run is quick.
+# Override: PYTHON=python3.13   ACCEL=cpu|cuda13   VENV=.venv   NB=notebooks/00_quickstart.ipynb
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# `cpu` adds nothing on macOS, where plain MLX brings Metal.
+ACCEL ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda13 || echo cpu)
+NB ?= notebooks
+
+DEMO := $(VENV)/.demo-$(ACCEL)
+LAB := $(VENV)/.lab-$(ACCEL)
+DEV := $(VENV)/.dev-$(ACCEL)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo lab test lint unit nbval notebooks clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(DEMO)  ## show on a real model that the last seed wins, and that keyed sampling ends it
+	$(BIN)/toolkit demo
+
+lab: $(LAB)  ## open JupyterLab on the notebooks
+	$(BIN)/jupyter lab notebooks
+
+test: lint unit nbval  ## all that CI runs
+
+lint: $(DEV)  ## style, import layers, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+unit: $(DEV)  ## tests, with the real model and the browser
+	$(BIN)/python -m pytest -q -ra
+
+# A dead kernel would wait for the cell's time-out, 2,000 s by default.
+nbval: $(DEV)  ## notebooks give the outputs they were committed with (NB= for one)
+	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=300 $(NB)
+
+notebooks: $(DEV)  ## run the notebooks in fresh kernels and store their outputs (NB= for one)
+	$(BIN)/python scripts/refresh_notebooks.py $(filter %.ipynb,$(NB))
+
+clean:  ## remove the environment; fetched models stay in the user's cache
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@scripts/make_venv.sh $(VENV)
+
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable ".[$(ACCEL)]"
+	@touch $@
+
+$(LAB): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable ".[$(ACCEL),lab,distributed]"
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable ".[$(ACCEL),lab,distributed,audit]" --group dev
+	@touch $@

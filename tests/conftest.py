@@ -1,0 +1,23 @@
+"""Models that many tests share, loaded when first asked for. `toolkit` comes first: it binds the BLAS."""
+
+import pytest
+
+import toolkit as tk
+
+
+@pytest.fixture(scope="session")
+def tiny() -> "tk.Model":
+    """A small llama with random weights and a byte tokenizer, made in milliseconds."""
+    return tk.load("tiny")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> "tk.Model":
+    """The default model; whoever uses it is marked `real`."""
+    return tk.load("smollm2")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "smollm2" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real)
