@@ -1,0 +1,126 @@
+"""Small hand-made tables, one per chart function, for the tests of `toolkit.view`."""
+
+import math
+from types import SimpleNamespace
+
+import altair as alt
+import pandas as pd
+
+from toolkit.view import charts
+
+WORDS = [
+    " toy",
+    " ball",
+    " large",
+    " small",
+    " child",
+    " dog",
+    "toy",
+    " kite",
+    " new",
+    "\n",
+    " very",
+    " big",
+    " red",
+    " 日本",
+    " wooden",
+    " stick",
+]
+
+
+def distribution(top_k: int = 0) -> pd.DataFrame:
+    raw = [0.31 / (i + 2.3) for i in range(len(WORDS))]
+    kept = [not top_k or i < top_k for i in range(len(WORDS))]
+    total = sum(p for p, k in zip(raw, kept, strict=True) if k)
+    p = [r / total if k else 0.0 for r, k in zip(raw, kept, strict=True)]
+    tokens = range(100, 100 + len(WORDS))
+    return pd.DataFrame({"token": tokens, "text": WORDS, "p": p, "p_raw": raw, "kept": kept})
+
+
+def observed() -> pd.DataFrame:
+    keyed = [100 + (i * i) % 13 for i in range(60)]
+    lines = [("global", "a", s, 104) for s in range(60)] + [("keyed", "a", s, t) for s, t in enumerate(keyed)]
+    return pd.DataFrame(lines, columns=["policy", "row", "seed", "token"])
+
+
+def matrix(size: int = 6) -> pd.DataFrame:
+    lines = []
+    for policy in ("global", "reseed", "isolate", "keyed"):
+        for mine in range(size):
+            for theirs in range(size):
+                pick = (theirs if policy == "global" else mine) * 3 % 11
+                lines.append((policy, "a", "b", mine, theirs, 100 + pick, WORDS[pick]))
+    return pd.DataFrame(lines, columns=["policy", "row", "sibling", "seed", "sibling_seed", "token", "text"])
+
+
+def trace() -> pd.DataFrame:
+    nan = math.nan
+    lines = [
+        ("begin_prefill", "admit", "a", nan, None, "00000000-00000000"),
+        ("begin_prefill", "seed", "a", 7, None, "00000000-00000007"),
+        ("begin_prefill", "admit", "b", nan, None, "00000000-00000007"),
+        ("begin_prefill", "seed", "b", 3, None, "00000000-00000003"),
+        ("forward", "forward", "", nan, None, "00000000-00000003"),
+        ("finish_prefill", "draw", "a", nan, " toy", "5a3c1b2d-9f000001"),
+        ("finish_prefill", "draw", "b", nan, " gym", "5a3c1b2d-9f000002"),
+        ("decode", "forward", "", nan, None, "5a3c1b2d-9f000002"),
+        ("decode", "draw", "a", nan, " truck", "5a3c1b2d-9f000003"),
+        ("decode", "draw", "b", nan, " with", "5a3c1b2d-9f000003"),
+        ("decode", "finish", "a", nan, None, "5a3c1b2d-9f000003"),
+    ]
+    frame = pd.DataFrame(lines, columns=["phase", "event", "row", "seed", "text", "state"])
+    return frame.assign(index=range(len(frame)), step=[0] * 7 + [1] * 4)
+
+
+def plans() -> pd.DataFrame:
+    def row(name: str, remainder: int) -> SimpleNamespace:
+        return SimpleNamespace(id=name, remainder=remainder)
+
+    a, b, c, d = row("a", 50), row("b", 12), row("c", 7), row("d", 33)
+
+    def cohort(kind: str, *rows: SimpleNamespace) -> SimpleNamespace:
+        return SimpleNamespace(kind=kind, rows=rows)
+
+    return charts.plan_table(
+        {
+            "runs": [cohort("batched", a, b), cohort("sequential", c), cohort("sequential", d)],
+            "by-length": [cohort("batched", b, c), cohort("batched", a, d)],
+            "packed": [cohort("packed", a, b, c, d)],
+        }
+    )
+
+
+def drifts() -> pd.DataFrame:
+    lines = [
+        ("with b", "padded", False, 3.8e-5, 6.1e-6),
+        ("with b", "packed", True, 0.0, 0.0),
+        ("with b, c, d", "padded", False, 4.4e-5, 7.7e-6),
+        ("with b, c, d", "packed", True, 0.0, 0.0),
+        ("in two chunks", "padded", False, 2.1e-5, 3.3e-6),
+        ("in two chunks", "packed", True, 0.0, 0.0),
+    ]
+    return pd.DataFrame(lines, columns=["composition", "forward", "invariant", "max_abs", "mean_abs"])
+
+
+def tokens() -> pd.DataFrame:
+    lines = [
+        (name, i, WORDS[(3 * i + k) % 16], 10.0 ** (-3.5 + ((5 * i + 3 * k) % 9) / 2))
+        for k, name in enumerate("abc")
+        for i in range(12)
+    ]
+    lines.append(("c", 12, " dog", math.nan))
+    return pd.DataFrame(lines, columns=["id", "index", "text", "max_drift"])
+
+
+def all_charts() -> dict[str, alt.TopLevelMixin]:
+    return {
+        "first_tokens": charts.first_tokens(distribution(), observed()),
+        "first_tokens_alone": charts.first_tokens(distribution()),
+        "first_tokens_filtered": charts.first_tokens(distribution(top_k=5), observed()),
+        "seed_matrix": charts.seed_matrix(matrix()),
+        "timeline": charts.timeline(trace()),
+        "plan": charts.plan(plans()),
+        "drift": charts.drift(drifts()),
+        "margins": charts.margins(tokens(), drift=1e-3),
+        "margins_alone": charts.margins(tokens()),
+    }

@@ -1,0 +1,109 @@
+"""Figure: shows an Altair chart without a network, in JupyterLab, VS Code and static viewers.
+
+JupyterLab 4.6 carries Vega-Lite 5; Altair writes version 6 and loads it from a content network. What the
+charts here use is the same in both, so the specification is labelled version 5, checked by compiling it
+with version 5.8, and shown together with a PNG (for viewers without Vega) and a sentence (for those who
+don't see).
+"""
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from .png import squeeze
+from .theme import Chart
+
+MIME = "application/vnd.vegalite.v5+json"
+VERSION = "5.8"
+Bundle = tuple[dict[str, Any], dict[str, Any]]
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+_EMBED = {"renderer": "svg", "actions": False}  # SVG marks carry aria-labels; a canvas has none
+
+
+def spec(chart: Chart) -> dict[str, Any]:
+    """The chart as a Vega-Lite 5 specification (JSON-ready)."""
+    out = chart.to_dict()
+    out["$schema"] = _SCHEMA
+    return out
+
+
+def svg(chart: Chart, *, validate: bool = True) -> str:
+    """The chart as SVG text. `validate=False` skips Altair's check, for redrawing under a slider."""
+    out = spec(chart) if validate else chart.to_dict(validate=False)
+    return vl_convert.vegalite_to_svg(out, vl_version=VERSION)
+
+
+def mimebundle(chart: Chart) -> Bundle:
+    """Data and metadata that Jupyter displays: Vega-Lite 5, a PNG and the chart's description."""
+    return _bundle(spec(chart))
+
+
+def _bundle(out: dict[str, Any]) -> Bundle:
+    text = out.get("description", "a chart")
+    png = squeeze(vl_convert.vegalite_to_png(out, vl_version=VERSION, scale=1.5))
+    data = {MIME: out, "image/png": base64.b64encode(png).decode(), "text/plain": text}
+    return data, {MIME: {"embed_options": _EMBED}, "image/png": {"alt": text}}
+
+
+class Figure:
+    """A chart ready to show and to save.
+
+    Parameters
+    ----------
+    chart : altair chart
+        As the functions of `toolkit.view.charts` return it.
+    """
+
+    def __init__(self, chart: Chart):
+        self.chart = chart
+
+    def __repr__(self) -> str:
+        return f"Figure({spec(self.chart).get('description', 'a chart')!r})"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        return mimebundle(self.chart)
+
+    def save(self, path: str | os.PathLike[str], *, scale: float = 2) -> Path:
+        """Write the figure; the suffix says how: .png, .svg, .html (works offline) or .json.
+
+        Parameters
+        ----------
+        path : path
+            Its directory must exist. An older file is replaced only when the new one is whole.
+        scale : float
+            Pixels per point, for .png only.
+        """
+        path = Path(path)
+        out = spec(self.chart)
+        match path.suffix:
+            case ".png":
+                data = squeeze(vl_convert.vegalite_to_png(out, vl_version=VERSION, scale=scale))
+            case ".svg":
+                data = vl_convert.vegalite_to_svg(out, vl_version=VERSION).encode()
+            case ".html":
+                data = vl_convert.vegalite_to_html(out, vl_version=VERSION, bundle=True).encode()
+            case ".json":
+                data = (json.dumps(out, indent=1, sort_keys=True) + "\n").encode()
+            case other:
+                raise ValueError(f"suffix {other!r} of {path.name!r}: must be .png, .svg, .html or .json")
+        part = path.with_name(path.name + ".part")
+        part.write_bytes(data)
+        part.replace(path)
+        return path
+
+
+def show(chart: Chart) -> Figure:
+    """The chart as a `Figure`, for the last line of a cell."""
+    return Figure(chart)
+
+
+def enable() -> None:
+    """Let Altair show every chart this way, unless the user has chosen another renderer."""
+    alt.renderers.register("toolkit", lambda out, **_: _bundle({**out, "$schema": _SCHEMA}))
+    if alt.renderers.active == "default":
+        alt.renderers.enable("toolkit")
