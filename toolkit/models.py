@@ -17,8 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from . import backend, gguf, gguf_model, gguf_tokenizer, precision
-from . import tiny as _tiny
+from . import backend, gguf, gguf_model, gguf_tokenizer, precision, tiny_model
 from .fetch import FetchError, fetch, manifest
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -83,7 +82,7 @@ class Model:
             return text
         if piece.startswith("<0x"):
             return rf"\x{piece[3:5].lower()}"
-        table = {character: byte for byte, character in enumerate(_tiny.byte_characters())}
+        table = {character: byte for byte, character in enumerate(tiny_model.byte_characters())}
         return bytes(table[c] for c in piece if c in table).decode("utf-8", "backslashreplace")
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -149,17 +148,17 @@ def tiny(seed: int = 0, *, model_type: str = "llama", **config: Any) -> Model:
         Changes to the family's configuration, such as `num_hidden_layers=3`.
     """
     with precision.untouched_generator():
-        module, full = _tiny.build(seed, model_type, config)
-    return _model("tiny", module, _tiny.byte_tokenizer(), full, "")
+        module, full = tiny_model.build(seed, model_type, config)
+    return _model("tiny", module, tiny_model.byte_tokenizer(), full, "")
 
 
 def _open(name: str, dequantize: bool, progress: bool) -> tuple[nn.Module, Any, dict[str, Any]]:
     path = Path(name).expanduser()
     if name == "tiny":
-        module, config = _tiny.build(0, "llama", {})
-        return module, _tiny.byte_tokenizer(), config
+        module, config = tiny_model.build(0, "llama", {})
+        return module, tiny_model.byte_tokenizer(), config
     if name in manifest():
-        return _open_directory(fetch(name, progress=progress))
+        return _open_directory(fetch(name, progress=progress), "; delete that directory to fetch it again")
     if path.is_dir():
         return _open_directory(path)
     if path.suffix == ".gguf":
@@ -170,15 +169,15 @@ def _open(name: str, dequantize: bool, progress: bool) -> tuple[nn.Module, Any, 
                      "file or a Hub id (owner/model)")  # fmt: skip
 
 
-def _open_directory(path: Path) -> tuple[nn.Module, Any, dict[str, Any]]:
+def _open_directory(path: Path, fix: str = "") -> tuple[nn.Module, Any, dict[str, Any]]:
     from mlx_lm.utils import load as load_directory
 
     if not (path / "config.json").is_file():
-        raise ValueError(f"model={str(path)!r}: has no config.json, so it's no model directory")
+        raise ValueError(f"model={str(path)!r}: has no config.json, so it's no model directory{fix}")
     try:
         return load_directory(str(path), lazy=True, return_config=True)
     except Exception as error:  # whatever json, safetensors, mlx-lm or transformers say
-        raise ValueError(f"model={str(path)!r}: can't be loaded: {_line(error)}") from None
+        raise ValueError(f"model={str(path)!r}: can't be loaded: {_line(error)}{fix}") from None
 
 
 def _open_gguf(path: Path, dequantize: bool, progress: bool) -> tuple[nn.Module, Any, dict[str, Any]]:
@@ -204,6 +203,8 @@ def _open_gguf(path: Path, dequantize: bool, progress: bool) -> tuple[nn.Module,
         module.load_weights(list(weights.items()))
     except ValueError as error:
         raise ValueError(f"model={str(path)!r}: {_line(error)}") from None
+    if not dequantize and precision.bits_of(module):
+        module.set_dtype(mx.float16)  # norms are float32 in the file: they'd widen every activation
     return module, tokenizer, config
 
 
