@@ -45,7 +45,8 @@ def tracked() -> list[tuple[str, str]]:
 
 # Put together here, so that this file does not match itself.
 FORBIDDEN = {
-    "a package index": r"(index-url|extra-index|find-links)\s*[=:]?\s*\S*//|files\.python" + r"hosted\.org",
+    "a package index": r"(index-url|extra-index\S*|find-links)[\"\s:=]+(https?|file):|files\.python"
+    + r"hosted\.org",
     "a path of somebody's machine": r"(^|[^\w.])/(work|farm|root|tmp|home/\w+|Users/\w+)" + r"/\w",
     "an open end": r"\b(TO" + r"DO|FIX" + r"ME|NotImpl" + r"ementedError)\b",
 }

@@ -5,9 +5,15 @@ found where they are written when first used, so that a script pays only for wha
 """
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from . import backend
+
+if _TYPE_CHECKING:  # for editors and type checkers; the table below says the same to Python
+    from .cohorts import Cohort, Row, drain_window, plan_cohorts
+    from .models import Model, load, tiny
+    from .requests import Completion, Request, Results
 
 __version__ = "0.1.0"
 
