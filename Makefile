@@ -35,7 +35,6 @@ lint: $(DEV)  ## style, import layers, types
 unit: $(DEV)  ## tests, with the real model and the browser
 	$(BIN)/python -m pytest -q -ra
 
-# A dead kernel would wait for the cell's time-out, 2,000 s by default.
 nbval: $(DEV)  ## notebooks give the outputs they were committed with (NB= for one)
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=300 $(NB)
 

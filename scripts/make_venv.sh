@@ -11,6 +11,7 @@ if [ -z "${found:-}" ]; then
     exit 1
 fi
 
+trap 'rm -rf "$venv"' EXIT # half an environment would pass for a whole one
 # Debian and Ubuntu ship ensurepip apart, in python3-venv. A pip outside can stand in for it.
 if "$found" -c 'import ensurepip, venv' 2>/dev/null; then
     "$found" -m venv "$venv"
@@ -23,3 +24,4 @@ fi
 
 # Installing a dependency group takes pip 25.1.
 "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
+trap - EXIT

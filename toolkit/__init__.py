@@ -4,16 +4,18 @@ Import this before `mlx`: `backend` binds a fast BLAS, which must come first. Th
 found where they are written when first used, so that a script pays only for what it needs.
 """
 
-from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from . import backend
 
-if _TYPE_CHECKING:  # for editors and type checkers; the table below says the same to Python
+if TYPE_CHECKING:  # for editors and type checkers; the table below says the same to Python
     from .cohorts import Cohort, Row, drain_window, plan_cohorts
+    from .engine import Engine
     from .models import Model, load, tiny
+    from .policies import POLICIES
     from .requests import Completion, Request, Results
+    from .trace import Trace
 
 __version__ = "0.1.0"
 
@@ -30,7 +32,8 @@ _HOME = {
     "drain_window": "cohorts",
     "generate": "engine",
     "Engine": "engine",
-    "Trace": "engine",
+    "Trace": "trace",
+    "POLICIES": "policies",
     "first_tokens": "study.first_token",
     "seed_matrix": "study.seed_matrix",
     "drift": "study.drift",
@@ -40,11 +43,11 @@ __all__ = ["backend"]
 __all__ += list(_HOME)
 
 
-def __getattr__(name: str) -> _Any:
+def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     backend.bind()  # a TOOLKIT_BLAS that can't be honoured stops here
-    value = globals()[name] = getattr(_import_module(f".{_HOME[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
     return value
 
 
