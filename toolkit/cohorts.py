@@ -7,19 +7,36 @@ from outside as `exclusive`, which the `isolate` policy sets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, TypeVar
 
-from .grouping import group_by_length
+from . import strategies
+from .plans import Comparison, Plan
 from .requests import PRIORITIES
+from .strategies import whole
 
-__all__ = ["OVERHEAD", "STRATEGIES", "WINDOW", "Cohort", "Row", "drain_window", "plan_cohorts"]
+__all__ = [
+    "OVERHEAD",
+    "STRATEGIES",
+    "WINDOW",
+    "Cohort",
+    "Comparison",
+    "Plan",
+    "Row",
+    "compare",
+    "drain_window",
+    "plan",
+    "plan_cohorts",
+]
 
 STRATEGIES = ("packed", "by-length", "runs")
 WINDOW = 64  # requests that "by-length" may reorder among themselves
-OVERHEAD = 64  # tokens that one more padded forward costs; measured on CPUs about 10, on an H200 about 2,000
+OVERHEAD = 64  # tokens that one more padded forward costs: about 10 on a CPU, 2,000 on a large GPU
+
+_MOST_WINDOW = 4_096
+_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,13 @@ class Row:
     priority : {"high", "normal", "low"}
     exclusive : bool
         Runs by itself.
+
+    Attributes
+    ----------
+    cold : bool
+        Whether nothing of it has been computed.
+    remainder : int
+        Tokens that its next span computes.
     """
 
     id: str
@@ -46,25 +70,18 @@ class Row:
     decode: bool = False
     priority: str = "normal"
     exclusive: bool = False
+    cold: bool = field(init=False, repr=False, compare=False)
+    remainder: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         whose = f' for row "{self.id}"' if self.id else ""
-        if self.length < 1:
-            raise ValueError(f"length={self.length}{whose}: must be at least 1")
-        if not 0 <= self.cached < self.length:
-            raise ValueError(f"cached={self.cached}{whose}: must be in [0, {self.length}), under its length")
+        whole("length", self.length, 1, _INT32, "prompt tokens", whose)
+        whole("cached", self.cached, 0, self.length - 1, "at least one token is left to run", whose)
         if self.priority not in PRIORITIES:
             raise ValueError(f'priority={self.priority!r}{whose}: must be "high", "normal" or "low"')
-
-    @property
-    def cold(self) -> bool:
-        """Whether nothing of it has been computed."""
-        return not self.cached and not self.decode
-
-    @property
-    def remainder(self) -> int:
-        """Tokens that its next span computes."""
-        return 1 if self.decode else self.length - self.cached
+        # Stored, not computed when asked: planning reads them a hundred thousand times.
+        object.__setattr__(self, "cold", not (self.cached or self.decode))
+        object.__setattr__(self, "remainder", 1 if self.decode else self.length - self.cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +141,7 @@ def drain_window(queue: Iterable[_R], max_rows: int = 0, token_budget: int = 0) 
     taken, rest : lists
         `taken` in the order in which they were taken, `rest` in the order of the queue.
     """
-    limits = _Limits(max_rows, token_budget)
+    limits = strategies.Limits(max_rows, token_budget)
     queue = list(queue)
     lanes = [[i for i, row in enumerate(queue) if row.priority == lane] for lane in PRIORITIES]
     order = [i for lane in lanes for i in lane]
@@ -181,136 +198,63 @@ def plan_cohorts(
     list of Cohort
         Every row once. Except under "by-length", the cohorts' rows, joined, are the input.
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy={strategy!r}: must be one of {', '.join(STRATEGIES)}")
-    if not 1 <= window <= _MOST_WINDOW:
-        raise ValueError(f"window={window}: must be in [1, {_MOST_WINDOW}]; the rows that may be reordered")
-    if overhead < 0:
-        raise ValueError(f"overhead={overhead}: must be at least 0; the tokens that one more forward costs")
-    limits = _Limits(max_rows, token_budget)
-    rows = list(rows)
-    costs = [row.remainder for row in rows]
-    parts: list[_Part] = []
-    if strategy == "by-length" and can_batch:
-        parts = _by_length(rows, costs, limits, can_pad, window, overhead)
-    else:
-        for start, stop in _stretches(rows):
-            if rows[start].exclusive:
-                parts.append(("sequential", range(start, stop)))
-            elif strategy == "packed" and can_batch:
-                parts += (("packed", piece) for piece in limits.cut(range(start, stop), costs))
-            else:
-                parts += _runs(rows, costs, start, stop, limits, can_batch, can_pad)
-    return [
-        Cohort(tuple(rows[p.start : p.stop] if isinstance(p, range) else [rows[i] for i in p]), kind, index)
-        for index, (kind, p) in enumerate(parts)
-    ]
-
-
-_MOST_WINDOW = 4_096
-_Part = tuple[str, Sequence[int]]  # a cohort's kind and its rows' places in the input
-
-
-@dataclass(frozen=True)
-class _Limits:
-    max_rows: int
-    token_budget: int
-
-    def __post_init__(self) -> None:
-        for name in ("max_rows", "token_budget"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 0; 0 is no limit")
-
-    def padded_end(self, costs: Sequence[int], start: int, stop: int) -> int:
-        """End of the window that begins at `start`, counting padded area."""
-        if self.max_rows:
-            stop = min(stop, start + self.max_rows)
-        if not self.token_budget:
-            return stop
-        longest = costs[start] if start < stop else 0
-        for i in range(start + 1, stop):
-            longest = max(longest, costs[i])
-            if (i - start + 1) * longest > self.token_budget:
-                return i
-        return stop
-
-    def cut(self, places: Sequence[int], costs: Sequence[int]) -> list[Sequence[int]]:
-        """Consecutive pieces, each as long as row cap and sum of costs allow."""
-        if not self.max_rows and not self.token_budget:
-            return [places] if places else []
-        most_rows, budget = self.max_rows or len(places), self.token_budget or sum(costs)
-        pieces: list[Sequence[int]] = []
-        start = total = 0
-        for n, place in enumerate(places):
-            total += costs[place]
-            if n > start and (total > budget or n - start == most_rows):
-                pieces.append(places[start:n])
-                start, total = n, costs[place]
-        if start < len(places):
-            pieces.append(places[start:])
-        return pieces
-
-
-def _stretches(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """Where to cut so that every exclusive row is by itself."""
-    alone = [i for i, row in enumerate(rows) if row.exclusive]
-    cuts = sorted({0, len(rows), *alone, *(i + 1 for i in alone)})
-    return list(pairwise(cuts))
-
-
-def _runs(
-    rows: Sequence[Row],
-    costs: Sequence[int],
-    start: int,
-    stop: int,
-    limits: _Limits,
-    can_batch: bool,
-    can_pad: bool,
-) -> Iterator[_Part]:
-    while start < stop:
-        end = limits.padded_end(costs, start, stop)
-        gathered = i = start  # the sequential cohort so far is rows[gathered:i]
-        while i < end and can_batch:
-            run = i
-            while i < end and not rows[i].cached and not rows[i].decode:
-                i += 1
-            if i - run > 1 and (can_pad or len({row.length for row in rows[run:i]}) == 1):
-                if gathered < run:
-                    yield "sequential", range(gathered, run)
-                yield "batched", range(run, i)
-                gathered = i
-            else:
-                i += i == run  # past a row that is not cold
-        if gathered < end:
-            yield "sequential", range(gathered, end)
-        start = end
-
-
-def _by_length(
-    rows: Sequence[Row], costs: Sequence[int], limits: _Limits, can_pad: bool, window: int, overhead: int
-) -> list[_Part]:
-    blocks = [
-        range(at, min(at + window, stop))
-        for start, stop in _stretches(rows)
-        for at in range(start, stop, window)
-    ]
-    cold = [[i for i in block if rows[i].cold and not rows[i].exclusive] for block in blocks]
-    groupings = group_by_length(
-        [[costs[i] for i in places] for places in cold],
-        max_rows=limits.max_rows,
-        token_budget=limits.token_budget,
+    given = plan(
+        rows,
+        strategy,
+        can_batch=can_batch,
         can_pad=can_pad,
+        max_rows=max_rows,
+        token_budget=token_budget,
+        window=window,
         overhead=overhead,
     )
-    parts: list[_Part] = []
-    for block, places, groups in zip(blocks, cold, groupings, strict=True):
-        mine: list[_Part] = [
-            ("batched" if len(group) > 1 else "sequential", [places[k] for k in group]) for group in groups
-        ]
-        if len(places) < len(block):
-            out = set(places)
-            mine += (("sequential", piece) for piece in limits.cut([i for i in block if i not in out], costs))
-            # Whoever came first goes first.
-            mine.sort(key=lambda part: part[1][0])
-        parts += mine
-    return parts
+    return list(given.cohorts)
+
+
+def plan(
+    rows: Iterable[Row],
+    strategy: str = "packed",
+    *,
+    can_batch: bool = True,
+    can_pad: bool = True,
+    max_rows: int = 0,
+    token_budget: int = 0,
+    window: int = WINDOW,
+    overhead: int = OVERHEAD,
+) -> Plan:
+    """As `plan_cohorts`, with totals and a table."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy={strategy!r}: must be one of {', '.join(STRATEGIES)}")
+    whole("window", window, 1, _MOST_WINDOW, "the rows that may be reordered among themselves")
+    whole("overhead", overhead, 0, _INT32, "the tokens that one more padded forward costs")
+    limits = strategies.Limits(max_rows, token_budget)
+    rows = list(rows)
+    costs = list(map(attrgetter("remainder"), rows))
+    order: Sequence[int] = range(len(rows))
+    parts: Iterable[tuple[str, int, int]]
+    if strategy == "runs" or not can_batch:
+        parts = strategies.runs(rows, costs, limits, can_batch=can_batch, can_pad=can_pad)
+    elif strategy == "packed":
+        parts = strategies.packed(rows, costs, limits)
+    else:
+        order, parts = strategies.by_length(
+            rows, costs, limits, can_pad=can_pad, window=window, overhead=overhead
+        )
+        rows = [rows[i] for i in order]
+    cohorts = tuple([Cohort(tuple(rows[a:b]), kind, index) for index, (kind, a, b) in enumerate(parts)])
+    return Plan(strategy, cohorts, tuple(order))
+
+
+def compare(rows: Iterable[Row], names: Sequence[str] = STRATEGIES, **how: Any) -> Comparison:
+    """Plan the same rows under each of the strategies.
+
+    Parameters
+    ----------
+    rows : iterable of Row
+    names : sequence of str
+        Strategies to compare.
+    **how
+        As for `plan_cohorts`: can_batch, can_pad, max_rows, token_budget, window, overhead.
+    """
+    rows = list(rows)
+    return Comparison(tuple(plan(rows, name, **how) for name in names))

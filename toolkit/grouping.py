@@ -1,28 +1,36 @@
 """Which lengths to pad together: the cheapest grouping, by dynamic programming. Integers only.
 
-Part of `cohorts`, for its "by-length" strategy; many windows are solved at once, because a window is too
-small to be worth a numpy call of its own.
+Part of `cohorts`, for its "by-length" strategy. All windows are solved at once, because one is too small to
+be worth a numpy call of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["group_by_length"]
+__all__ = ["least_padding"]
+
+_NEVER = np.iinfo(np.int64).max
 
 
-def group_by_length(
-    windows: Sequence[Sequence[int]], *, max_rows: int = 0, token_budget: int = 0, can_pad: bool = True,
+def least_padding(
+    lengths: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    max_rows: int = 0,
+    token_budget: int = 0,
+    can_pad: bool = True,
     overhead: int = 0,
-) -> list[list[list[int]]]:  # fmt: skip
-    """Split each window into groups of least padded area plus `overhead` for each group.
+) -> NDArray[np.int64]:
+    """Group the lengths of each window at least padded area plus `overhead` for each group.
 
     Parameters
     ----------
-    windows : sequence of sequences of int
-        Lengths, at least 1, in the order of arrival.
+    lengths : int64, [rows]
+        At least 1 each, in order of arrival, window after window.
+    sizes : int64, [windows]
+        How many lengths each window has; they add up to rows.
     max_rows, token_budget : int
         Most rows in a group, most padded tokens (rows x longest) in one of two rows or more; 0 is no limit.
     can_pad : bool
@@ -32,56 +40,62 @@ def group_by_length(
 
     Returns
     -------
-    list, one entry a window
-        Its groups: places in the window, ascending in each group, groups by their first place.
+    int64, [rows]
+        Where the group of each length begins: the place of its first member. A stable sort by this gives
+        the groups in order of their first members, each in order of arrival.
 
     Notes
     -----
-    It is enough to cut the *sorted* lengths into contiguous pieces. Take any allowed grouping and in it the
-    group, of c rows, that holds the longest row. Swap one of its other rows for a longer row of another
-    group: its own area, c x longest, stays; the other group keeps its count and its longest row does not
+    It is enough to cut the *sorted* lengths into contiguous pieces. Take any allowed grouping, and in it
+    the group, of c rows, that holds the longest row. Swap one of its other rows for a longer row of another
+    group: its own area, c x longest, stays; the other group keeps its count, and its longest row does not
     grow. So no group breaks a limit that it kept and no area grows, and repeating this leaves it with the c
-    longest rows. The same then goes for the rows that remain. With `can_pad` off the argument is the same
-    within each length.
+    longest rows. The same then goes for the rows that remain. With `can_pad` off, any two groups of one
+    length can swap rows freely, so sorting loses nothing either.
 
-    With k groups in the answer, no grouping into k or fewer computes less: their overhead is no higher.
-    Ties go to fewer groups. Time grows with rows x min(window, max_rows).
+    If the answer has k groups, no allowed grouping into k or fewer computes less, for its overhead is no
+    higher. Ties go to fewer groups. Time grows with rows x min(window, max_rows).
     """
-    longest_window = max(map(len, windows), default=0)
-    if not longest_window:
-        return [[] for _ in windows]
-    width = min(longest_window, max_rows or longest_window)
-    counts = np.fromiter(map(len, windows), np.int64, len(windows))
-    lengths = np.full((len(windows), longest_window), np.iinfo(np.int64).max)
-    inside = np.arange(longest_window) < counts[:, None]
-    lengths[inside] = np.fromiter((length for window in windows for length in window), np.int64)
-    order = np.argsort(lengths, axis=1, kind="stable")
-    lengths = np.take_along_axis(np.where(inside, lengths, 0), order, axis=1)
+    widest = int(sizes.max(initial=0))
+    if not widest:
+        return np.zeros(0, np.int64)
+    inside = np.arange(widest) < sizes[:, None]
+    table = np.full(inside.shape, _NEVER)  # what is not there sorts last
+    table[inside] = lengths
+    order = np.argsort(table, axis=1, kind="stable")
+    table = np.where(inside, np.take_along_axis(table, order, axis=1), 0)
 
-    # best[:, j]: least cost of the j shortest rows; cut[:, j]: where its last group begins. Costs are scaled
-    # so that the number of groups decides between equal areas.
-    scale = longest_window + 1
-    best = np.zeros((len(windows), longest_window + 1), np.int64)
+    # best[:, j]: least cost of the j shortest rows. cut[:, j]: where the last of their groups begins. All in
+    # units of 1/scale token, and a group costs one unit more, to decide between equal areas.
+    scale = widest + 1
+    table *= scale
+    best = np.zeros((len(sizes), widest + 1), np.int64)
     cut = np.zeros_like(best)
-    for j in range(1, longest_window + 1):
-        first = max(0, j - width)
-        sizes = np.arange(j - first, 0, -1)
-        areas = lengths[:, j - 1, None] * sizes
-        costs = best[:, first:j] + areas * scale
+    for j in range(1, widest + 1):
+        first = max(0, j - max_rows) if max_rows else 0
+        rows = np.arange(j - first, 0, -1)
+        area = rows * table[:, j - 1, None]
+        cost = best[:, first:j] + area
         if token_budget:
-            costs[(areas > token_budget) & (sizes > 1)] = np.iinfo(np.int64).max
+            cost[(area > scale * token_budget) & (rows > 1)] = _NEVER
         if not can_pad:
-            costs[lengths[:, first:j] != lengths[:, j - 1, None]] = np.iinfo(np.int64).max
-        where = np.argmin(costs, axis=1)
-        cut[:, j] = first + where
-        best[:, j] = np.take_along_axis(costs, where[:, None], axis=1)[:, 0] + overhead * scale + 1
+            cost[table[:, first:j] != table[:, j - 1, None]] = _NEVER
+        choice = np.argmin(cost, axis=1)
+        cut[:, j] = first + choice
+        best[:, j] = cost[np.arange(len(sizes)), choice] + scale * overhead + 1
 
-    answer = []
-    for places, cuts, j in zip(order.tolist(), cut.tolist(), counts.tolist(), strict=True):
-        groups = []
-        while j:
-            groups.append(sorted(places[cuts[j] : j]))
-            j = cuts[j]
-        groups.sort()
-        answer.append(groups)
+    # Walk back from each window's end, all windows in step, marking where groups begin.
+    begins = np.zeros((len(sizes), widest + 1), bool)
+    windows, at = np.arange(len(sizes)), sizes
+    while at.any():
+        at = cut[windows, at]
+        begins[windows, at] = True
+    group = np.cumsum(begins[:, :widest][inside]) - 1
+
+    # `inside` covers the first places of a window, so sorted places and arrivals fill the same cells.
+    place = (order + (np.cumsum(sizes) - sizes)[:, None])[inside]
+    leader = np.full(group[-1] + 1, _NEVER)
+    np.minimum.at(leader, group, place)
+    answer = np.empty(len(lengths), np.int64)
+    answer[place] = leader[group]
     return answer
