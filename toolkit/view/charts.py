@@ -105,7 +105,7 @@ def _shown(distribution: pd.DataFrame, top: int) -> tuple[pd.DataFrame, list[str
 
 def _drawn(
     shown: pd.DataFrame, order: list[str], draws: pd.DataFrame, policy: str, width: int
-) -> alt.LayerChart:
+) -> Chart:
     """One policy's panel: bars of what was drawn, a tick where the exact distribution puts it."""
     name = dict(zip(shown["token"], shown["label"], strict=True))
     count = draws["token"].map(lambda token: name.get(token, REST)).value_counts()
@@ -150,8 +150,8 @@ def seed_matrix(frame: pd.DataFrame, *, columns: int = 2, title: str = "") -> Ch
     domain = [label for label, _ in common[: len(PALETTE)]]
     frame = frame.assign(colour=frame["label"].map(lambda label: label if label in domain else "others"))
     scale = alt.Scale(domain=[*domain, "others"], range=[*PALETTE[: len(domain)], "#9A9A9A"])
-    on_dark = [label for label, colour in zip(domain, PALETTE, strict=False) if colour in ON_DARK]
-    on_dark = alt.FieldOneOfPredicate("label", on_dark)
+    dark = [label for label, colour in zip(domain, PALETTE, strict=False) if colour in ON_DARK]
+    on_dark = alt.FieldOneOfPredicate("label", dark)
     cell = min(56, max(34, 6 * int(frame["label"].str.len().max()) + 8))
     axis = alt.Axis(labelAngle=0, ticks=False, domain=False, labelPadding=5)
     panels, sentence = [], []
@@ -230,7 +230,7 @@ def plan(table: pd.DataFrame, *, width: int = 165, columns: int = 3, title: str 
 
 def _areas(
     part: pd.DataFrame, limit: int, height: int, width: int, strategy: str, said: str
-) -> alt.LayerChart:
+) -> Chart:
     part = part.assign(end=part["tokens"] + part["padded"], group=[f"cohort {c}" for c in part["cohort"]])
     labelled = height >= 10
     name = [f"{c} · {r}" for c, r in zip(part["cohort"], part["row"], strict=True)]
@@ -338,7 +338,7 @@ def margins(frame: pd.DataFrame, drift: float | None = None, *, width: int = 460
             tooltip=["label:N", "index:Q", "max_drift:Q"],
         )
     )
-    layers: list[alt.Chart] = [points]
+    layers: list[Chart] = [points]
     if drift:
         line = pd.DataFrame({"drift": [float(f"{drift:.2g}")], "says": ["measured drift"]})
         base = alt.Chart(line)

@@ -83,7 +83,7 @@ def _strip(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return spans.assign(stop=spans["last"] + 1).reset_index(drop=True)
 
 
-def _band(spans: pd.DataFrame, events: int, step: float, name: str, **colour: Any) -> alt.LayerChart:
+def _band(spans: pd.DataFrame, events: int, step: float, name: str, **colour: Any) -> Chart:
     x = alt.X("first:Q", axis=None, scale=alt.Scale(domain=[0, events], nice=False))
     lane = alt.Y("lane:N", title=None, axis=alt.Axis(ticks=False, domain=False))
     base = alt.Chart(spans.assign(lane=name, middle=(spans["first"] + spans["stop"]) / 2))
@@ -92,7 +92,7 @@ def _band(spans: pd.DataFrame, events: int, step: float, name: str, **colour: An
     return alt.layer(boxes, words).properties(width=step * events, height=ROW)
 
 
-def _phases(frame: pd.DataFrame, step: float) -> alt.LayerChart:
+def _phases(frame: pd.DataFrame, step: float) -> Chart:
     spans = _strip(frame, "phase")
     spans = _named(spans, [str(phase).replace("_", " ") for phase in spans["value"]], step)
     return _band(spans, len(frame), step, "phase", color=alt.value("#BBBBBB"))
@@ -105,7 +105,7 @@ def _named(spans: pd.DataFrame, names: list[str], step: float) -> pd.DataFrame:
     return spans.assign(short=cut)
 
 
-def _states(frame: pd.DataFrame, step: float) -> alt.LayerChart:
+def _states(frame: pd.DataFrame, step: float) -> Chart:
     spans = _strip(frame, "state")
     # A state that a seeding made is named after the seed; others by their last digits, where there's room.
     seeds = {e["at"]: f"seed {int(e['seed'])}" for e in frame.to_dict("records") if e["event"] == "seed"}
