@@ -184,10 +184,10 @@ class Results(Sequence[Completion]):
         for c in self._all:
             for k, token in enumerate(c.tokens):
                 index = c.resumed + k
-                row = (c.id, c.choice, index, c.prompt_tokens + index, token, _at(c.pieces, k, ""),
-                       _at(c.logprobs, k), _at(c.margins, k), _at(c.max_drift, k), c.seed, c.policy, c.forward,
-                       c.invariant, c.stream, c.finish_reason)  # fmt: skip
-                for name, value in zip(_COLUMNS, row, strict=True):
+                what = (c.id, c.choice, index, c.prompt_tokens + index, token, _at(c.pieces, k, ""))
+                how_sure = (_at(c.logprobs, k), _at(c.margins, k), _at(c.max_drift, k))
+                how_made = (c.seed, c.policy, c.forward, c.invariant, c.stream, c.finish_reason)
+                for name, value in zip(_COLUMNS, (*what, *how_sure, *how_made), strict=True):
                     columns[name].append(value)
         frame = pd.DataFrame(columns)
         # Seeds need all of their 64 bits, which a float column (pandas' answer to a missing one) has not.
