@@ -15,7 +15,8 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 BOS, EOS, VOCAB = 256, 257, 258  # ids 0 to 255 are the bytes
-SPREAD = 1.5  # standard deviation of the logits: top probabilities near 0.1, entropy near 4.5 nats
+LARGEST = 20_000_000  # weights
+SPREAD = 1.25  # standard deviation of the logits: largest probabilities near 0.1, entropy 4.7 nats
 
 # What most families ask for, each by its own names; a family takes what it knows.
 CONFIG: dict[str, Any] = {
@@ -30,6 +31,9 @@ CONFIG: dict[str, Any] = {
     "query_pre_attn_scalar": 16, "sliding_window": 4096, "sliding_window_pattern": 2, "logit_scale": 1.0,
     "partial_rotary_factor": 0.5, "rotary_dim": 8, "rotary_pct": 0.5, "attention_dropout": 0.0,
     "state_size": 16, "conv_kernel": 4, "time_step_rank": 4, "use_conv_bias": True, "expand": 2,
+    "embedding_multiplier": 1.0, "attention_multiplier": 0.25, "logits_scaling": 1.0,
+    "residual_multiplier": 1.0, "rotary_emb_base": 10000, "use_qkv_bias": False, "rope_scaling": None,
+    "hidden_act": "silu", "qk_norm": True, "post_norm": True,
 }  # fmt: skip
 
 
@@ -37,21 +41,33 @@ def build(seed: int, model_type: str, changes: dict[str, Any]) -> tuple[nn.Modul
     """A module of that family and its config; the caller guards the global generator."""
     from mlx_lm.utils import _get_classes
 
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed={seed!r}: must be an integer in [0, 2^64)")
     config = {"model_type": model_type, **CONFIG, **changes}
+    mx.random.seed(seed)  # for the few families with initial values that `_weight` leaves
     try:
         kind, arguments = _get_classes(config)
         module = kind(arguments.from_dict(config))
-    except (Exception, SystemExit) as error:  # one family exits when its extra package is missing
+        _randomize(module, seed)
+    except SystemExit:  # one family does
+        raise ValueError(f"model_type={model_type!r}: needs a package that isn't installed") from None
+    except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"model_type={model_type!r} with the tiny configuration: {reason}; "
                          "give what it needs as keywords") from None  # fmt: skip
+    return module, config
+
+
+def _randomize(module: nn.Module, seed: int) -> None:
     module.eval()
+    old = sorted(tree_flatten(module.parameters()))
+    count = sum(array.size for _, array in old)
+    if count > LARGEST:  # of a size that this family calls by another name; nothing is allocated yet
+        raise ValueError(f"{count / 1e6:.0f} million weights, too many")
     rng = np.random.default_rng(seed)
-    module.update(tree_unflatten([(path, _weight(rng, path, old))
-                                  for path, old in sorted(tree_flatten(module.parameters()))]))  # fmt: skip
+    module.update(tree_unflatten([(path, _weight(rng, path, array)) for path, array in old]))
     _spread(module)
     mx.eval(module.parameters())
-    return module, config
 
 
 def _weight(rng: np.random.Generator, path: str, old: mx.array) -> mx.array:
