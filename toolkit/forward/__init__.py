@@ -1,0 +1,39 @@
+"""Forward: tokens in, logits out. Three ways to run a step's spans, one interface (`Forward`)."""
+
+from __future__ import annotations
+
+import warnings
+
+from ..models import Model
+from .invariance import resolve
+from .packed import PackedForward, Unpackable
+from .padded import PaddedForward, SequentialForward
+from .spans import Forward, Span
+
+FORWARDS = ("packed", "padded", "sequential")
+
+__all__ = ["FORWARDS", "Forward", "PackedForward", "PaddedForward", "SequentialForward", "Span", "build"]
+
+
+def build(model: Model, name: str, invariant: bool | str) -> tuple[Forward, bool | None]:
+    """The forward of that name, and whether it is batch-invariant.
+
+    A model that can't run packed runs sequentially, with a warning that says why; where invariance was
+    demanded it is refused.
+    """
+    if name not in FORWARDS:
+        raise ValueError(f"forward={name!r}: must be one of {', '.join(FORWARDS)}")
+    if invariant not in ("auto", True, False):
+        raise ValueError(f'invariant={invariant!r}: must be "auto", True or False')
+    if name != "packed":
+        if invariant is True:
+            raise ValueError(f'invariant=True with forward="{name}": only forward="packed" can be batch-invariant')
+        return (PaddedForward(model) if name == "padded" else SequentialForward(model)), False
+    try:
+        shapes, verdict = resolve(model, invariant)
+        return PackedForward(model, shapes), verdict
+    except Unpackable as error:
+        if invariant is True:
+            raise ValueError(f'invariant=True: {model.name} can\'t run packed: {error}; use forward="sequential"') from None
+        warnings.warn(f"{model.name} can't run packed: {error}. Its rows run one at a time.", stacklevel=3)
+        return SequentialForward(model), False

@@ -118,6 +118,7 @@ class PackedForward:
     """
 
     name = "packed"
+    can_batch, can_pad = True, True
 
     def __init__(self, model: Model, shapes: Shapes, *, compile: bool | None = None):
         self.model, self.shapes = model, shapes

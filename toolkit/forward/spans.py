@@ -46,6 +46,8 @@ class Forward(Protocol):
     """Runs spans; keeps each row's keys and values in between."""
 
     name: str
+    can_batch: bool
+    can_pad: bool
 
     def run(self, spans: Sequence[Span], carry: mx.array | None = None) -> mx.array: ...
     def state(self) -> list[mx.array]: ...

@@ -1,0 +1,95 @@
+"""Trace: what an engine did, in order. One `Event` for each seeding, forward, draw, arrival and departure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LIMIT = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing an engine did.
+
+    Attributes
+    ----------
+    index, step : int
+        Place in the trace; engine step.
+    phase : {"admit", "begin_prefill", "forward", "finish_prefill", "decode", "leave"}
+    event : {"admit", "seed", "forward", "draw", "finish", "cancel", "preempt", "export", "import"}
+    row, choice : str, int
+        The request's id and choice; of a forward, all of its rows, joined by spaces.
+    cohort, cohort_kind : int or None, str
+    seed : int or None
+    position, token : int or None
+        Of a draw: the logical position of the token drawn, and the token.
+    text : str
+    shape : str
+        Of a forward: how many spans and tokens, as "3 spans, 40 tokens".
+    state : str
+        The global generator after the event, where the policy uses it.
+    """
+
+    index: int = 0
+    step: int = 0
+    phase: str = ""
+    event: str = ""
+    row: str = ""
+    choice: int = 0
+    cohort: int | None = None
+    cohort_kind: str = ""
+    seed: int | None = None
+    position: int | None = None
+    token: int | None = None
+    text: str = ""
+    shape: str = ""
+    state: str = ""
+
+
+class Trace:
+    """The newest events of an engine, oldest first."""
+
+    def __init__(self, limit: int = LIMIT):
+        self._events: deque[Event] = deque(maxlen=limit)
+        self._count = 0
+
+    def add(self, **values: Any) -> None:
+        """Append an event."""
+        self._events.append(Event(index=self._count, **values))
+        self._count += 1
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self._events)
+
+    def __getitem__(self, index: int) -> Event:
+        return self._events[index]
+
+    def __repr__(self) -> str:
+        dropped = self._count - len(self._events)
+        return f"Trace({len(self._events)} events" + (f", {dropped} older ones dropped)" if dropped else ")")
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row an event; the columns are `Event`'s fields. Counts and ids are nullable integers."""
+        import pandas as pd
+
+        frame = pd.DataFrame([asdict(e) for e in self._events], columns=[f.name for f in fields(Event)])
+        # Seeds reach 2^64 in size: keep them as Python integers.
+        return frame.astype({"cohort": "Int64", "position": "Int64", "token": "Int64", "seed": object})
+
+    def chart(self) -> Any:
+        """The timeline: rows down, events along."""
+        from .view import charts
+
+        return charts.timeline(self.to_frame())
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame()._repr_html_())
