@@ -17,12 +17,13 @@ in_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git ch
 
 # Where a package is imported by another name than it is installed by.
 DISTRIBUTION = {"vl_convert": "vl-convert-python"}
-# Part of the interface of a declared package: mlx-lm's tokenizers are theirs.
+# Part of a declared package's own interface: mlx-lm hands out these tokenizers, ipywidgets these traits.
 COMES_WITH = {
     "tokenizers": "mlx-lm",
     "transformers": "mlx-lm",
     "huggingface_hub": "mlx-lm",
     "IPython": "ipywidgets",
+    "traitlets": "ipywidgets",
 }
 
 
