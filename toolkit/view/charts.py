@@ -103,9 +103,7 @@ def _shown(distribution: pd.DataFrame, top: int) -> tuple[pd.DataFrame, list[str
     return head, list(head["label"])
 
 
-def _drawn(
-    shown: pd.DataFrame, order: list[str], draws: pd.DataFrame, policy: str, width: int
-) -> Chart:
+def _drawn(shown: pd.DataFrame, order: list[str], draws: pd.DataFrame, policy: str, width: int) -> Chart:
     """One policy's panel: bars of what was drawn, a tick where the exact distribution puts it."""
     name = dict(zip(shown["token"], shown["label"], strict=True))
     count = draws["token"].map(lambda token: name.get(token, REST)).value_counts()
@@ -228,9 +226,7 @@ def plan(table: pd.DataFrame, *, width: int = 165, columns: int = 3, title: str 
     return finish(chart, "Plans of one window. " + "; ".join(sentence) + ".", title)
 
 
-def _areas(
-    part: pd.DataFrame, limit: int, height: int, width: int, strategy: str, said: str
-) -> Chart:
+def _areas(part: pd.DataFrame, limit: int, height: int, width: int, strategy: str, said: str) -> Chart:
     part = part.assign(end=part["tokens"] + part["padded"], group=[f"cohort {c}" for c in part["cohort"]])
     labelled = height >= 10
     name = [f"{c} · {r}" for c, r in zip(part["cohort"], part["row"], strict=True)]

@@ -1,0 +1,40 @@
+"""One JupyterLab and one Chromium for all browser tests; a fresh profile for each."""
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+from lab import Lab, Notebook, running
+from playwright.sync_api import Browser, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "browser" in item.path.parts:
+            item.add_marker(pytest.mark.browser)
+            if not CHROMIUM:
+                item.add_marker(pytest.mark.skip(reason="no Chromium: apt-get install chromium"))
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with running(tmp_path_factory.mktemp("lab")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(lab: Lab, chromium: Browser) -> Iterator[Callable[..., Notebook]]:
+    """A function that opens a notebook of the server by name; its page is closed after the test."""
+    context = chromium.new_context()
+    yield lambda name, **size: Notebook(context, lab, name, **size)
+    context.close()
