@@ -36,7 +36,7 @@ FIELDS = {
     "penalty_window": st.integers(0, 100),
     "logit_bias": st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-1e4, 1e4), max_size=4),
     "allowed_tokens": st.none() | IDS,
-    "max_tokens": st.integers(6, 2**31 - 1),
+    "max_tokens": st.integers(5, 2**31 - 1),
     "stop": st.lists(st.text(min_size=1, max_size=5), max_size=3),
     "logprobs": st.integers(0, 100),
     "generated": IDS,
@@ -91,6 +91,11 @@ def test_any_64_bit_seed_is_kept_whole(seed: int) -> None:
 def test_what_is_no_64_bit_seed_is_refused(seed: object) -> None:
     line = refused(seed=seed)
     assert line.startswith("seed=") and "[-2^63, 2^63)" in line
+
+
+def test_a_negative_seed_and_several_choices_go_together() -> None:
+    request = Request("x", n=3, seed=-2)
+    assert (request.n, request.seed) == (3, -2) and request.seeded
 
 
 def test_an_integer_too_long_to_write_out_is_refused_all_the_same() -> None:
@@ -198,9 +203,9 @@ def test_a_long_value_is_cut_and_stays_on_one_line() -> None:
     assert show("a\nb") == '"a\\nb"'
 
 
-def test_a_request_that_has_all_its_tokens_is_refused() -> None:
-    assert refused(max_tokens=2, generated=[5, 6]).startswith("max_tokens=2")
-    assert Request("x", max_tokens=3, generated=[5, 6]).generated == (5, 6)
+def test_max_tokens_counts_those_generated_already() -> None:
+    assert refused(max_tokens=1, generated=[5, 6]).startswith("max_tokens=1")
+    assert Request("x", max_tokens=2, generated=[5, 6]).generated == (5, 6)
 
 
 # What is accepted

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from .fields import show
 
-__all__ = ["Source", "read"]
+__all__ = ["Source", "read", "texts", "value"]
 
 Source = str | PathLike[str] | IO[str] | IO[bytes]
 
@@ -25,7 +25,7 @@ def read(source: Source) -> Iterator[tuple[str, Any]]:
     Parameters
     ----------
     source : path, "-" or open file
-        "-" is standard input. UTF-8; blank lines are skipped, a byte order mark and CRLF accepted.
+        As for `texts`.
 
     Yields
     ------
@@ -34,6 +34,18 @@ def read(source: Source) -> Iterator[tuple[str, Any]]:
     value
         What the line says. NaN and Infinity, which JSON has not, become floats: the rule of the field they
         stand in refuses them, and can name it.
+    """
+    for where, text in texts(source):
+        yield where, value(text, where)
+
+
+def texts(source: Source) -> Iterator[tuple[str, str]]:
+    """Each line that is not blank.
+
+    Parameters
+    ----------
+    source : path, "-" or open file
+        "-" is standard input. UTF-8; a byte order mark and CRLF are accepted.
     """
     name, lines = _lines(source)
     for number, line in enumerate(lines, 1):
@@ -45,23 +57,11 @@ def read(source: Source) -> Iterator[tuple[str, Any]]:
         if number == 1:
             text = text.removeprefix("\ufeff")
         if text.strip():
-            yield where, _value(text, where)
+            yield where, text
 
 
-def _lines(source: Source) -> tuple[str, Iterable[bytes | str]]:
-    if source == "-":
-        return "<stdin>", getattr(sys.stdin, "buffer", sys.stdin)
-    if not isinstance(source, str | PathLike):
-        return str(getattr(source, "name", "<stream>")), source
-    try:
-        # Bytes: text mode would also break lines inside strings, at a lone carriage return.
-        return str(source), Path(source).read_bytes().split(b"\n")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"{show(str(source))}: {reason}; give a file, or - for standard input") from None
-
-
-def _value(text: str, where: str) -> Any:
+def value(text: str, where: str) -> Any:
+    """One line's value; an error in it begins with `where`."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
@@ -75,10 +75,23 @@ def _value(text: str, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         # JSON would let the last one win, without a word.
         names = [name for name, _ in pairs]
         twice = next(name for k, name in enumerate(names) if name in names[:k])
         raise ValueError(f"field {show(twice)} is there twice, keep one")
-    return value
+    return fields
+
+
+def _lines(source: Source) -> tuple[str, Iterable[bytes | str]]:
+    if source == "-":
+        return "<stdin>", getattr(sys.stdin, "buffer", sys.stdin)
+    if not isinstance(source, str | PathLike):
+        return str(getattr(source, "name", "<stream>")), source
+    try:
+        # Bytes: text mode would also break lines inside strings, at a lone carriage return.
+        return str(source), Path(source).read_bytes().split(b"\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"{show(str(source))}: {reason}; give a file, or - for standard input") from None

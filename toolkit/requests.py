@@ -161,8 +161,8 @@ class Request:
         put(self, "processors", rules.functions("processors", self.processors))
         if self.priority not in PRIORITIES:
             raise rules.refuse("priority", self.priority, 'must be "high", "normal" or "low"')
-        if len(self.generated) >= self.max_tokens:
-            rule = f"must exceed the {len(self.generated)} tokens in generated, which it counts"
+        if len(self.generated) > self.max_tokens:
+            rule = f"must be at least {len(self.generated)}: it counts the tokens in generated"
             raise rules.refuse("max_tokens", self.max_tokens, rule)
 
     def _check_source(self, rules: Rules) -> None:

@@ -189,9 +189,11 @@ class Results(Sequence[Completion]):
                 how_made = (c.seed, c.policy, c.forward, c.invariant, c.stream, c.finish_reason)
                 for name, value in zip(_COLUMNS, (*what, *how_sure, *how_made), strict=True):
                     columns[name].append(value)
-        frame = pd.DataFrame(columns)
-        # Seeds need all of their 64 bits, which a float column (pandas' answer to a missing one) has not.
-        return frame.astype({"seed": "Int64", **{c: "float64" for c in ("logprob", "margin", "max_drift")}})
+        # Beside a missing seed pandas would make floats, which have not all of a seed's 64 bits.
+        seeds = pd.array(columns.pop("seed"), dtype="Int64")
+        frame = pd.DataFrame(columns).astype({name: "float64" for name in ("logprob", "margin", "max_drift")})
+        frame.insert(_COLUMNS.index("seed"), "seed", seeds)
+        return frame
 
     def __repr__(self) -> str:
         ends = Counter(c.finish_reason for c in self._all)
