@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 
 import numpy as np
 import pytest
@@ -325,6 +326,16 @@ def test_sorting_by_length_beats_arrival_order_and_a_free_group_beats_nothing() 
     ratio = {line["strategy"]: line["ratio"] for line in sorted_}
     assert ratio["packed"] == ratio["by-length"] == 1.0 and ratio["runs"] > 1.9
     assert len(grouped([3, 3, 3, 7], overhead=0)) == 2  # equal lengths share a group even so
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_planning_grows_no_faster_than_the_rows(strategy: str) -> None:
+    draw = random.Random(0)
+    many = [Row(str(k), draw.randint(1, 2_000), exclusive=k % 10 == 0) for k in range(100_000)]
+    start = time.process_time()
+    plan_cohorts(many, strategy, max_rows=32, token_budget=8_192)
+    # Meant to take a tenth of a second: benchmarks/planning.py. This is to catch what is quadratic.
+    assert time.process_time() - start < 2
 
 
 # Windows

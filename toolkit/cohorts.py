@@ -35,7 +35,7 @@ STRATEGIES = ("packed", "by-length", "runs")
 WINDOW = 64  # requests that "by-length" may reorder among themselves
 OVERHEAD = 64  # tokens that one more padded forward costs: about 10 on a CPU, 2,000 on a large GPU
 
-_MOST_WINDOW = 4_096
+_MOST_WINDOW = 1_024  # which keeps the sums in `grouping` within 63 bits
 _INT32 = 2**31 - 1
 
 
@@ -228,7 +228,7 @@ def plan(
     whole("window", window, 1, _MOST_WINDOW, "the rows that may be reordered among themselves")
     whole("overhead", overhead, 0, _INT32, "the tokens that one more padded forward costs")
     limits = strategies.Limits(max_rows, token_budget)
-    rows = list(rows)
+    rows = tuple(rows)
     costs = list(map(attrgetter("remainder"), rows))
     order: Sequence[int] = range(len(rows))
     parts: Iterable[tuple[str, int, int]]
@@ -240,8 +240,8 @@ def plan(
         order, parts = strategies.by_length(
             rows, costs, limits, can_pad=can_pad, window=window, overhead=overhead
         )
-        rows = [rows[i] for i in order]
-    cohorts = tuple([Cohort(tuple(rows[a:b]), kind, index) for index, (kind, a, b) in enumerate(parts)])
+        rows = tuple([rows[i] for i in order])
+    cohorts = tuple([Cohort(rows[a:b], kind, index) for index, (kind, a, b) in enumerate(parts)])
     return Plan(strategy, cohorts, tuple(order))
 
 

@@ -59,43 +59,44 @@ def least_padding(
     widest = int(sizes.max(initial=0))
     if not widest:
         return np.zeros(0, np.int64)
+    # Tables have a column for each window, so that a row of all windows is contiguous.
     inside = np.arange(widest) < sizes[:, None]
     table = np.full(inside.shape, _NEVER)  # what is not there sorts last
     table[inside] = lengths
     order = np.argsort(table, axis=1, kind="stable")
-    table = np.where(inside, np.take_along_axis(table, order, axis=1), 0)
+    table = np.ascontiguousarray(np.where(inside, np.take_along_axis(table, order, axis=1), 0).T)
 
-    # best[:, j]: least cost of the j shortest rows. cut[:, j]: where the last of their groups begins. All in
-    # units of 1/scale token, and a group costs one unit more, to decide between equal areas.
-    scale = widest + 1
-    table *= scale
-    best = np.zeros((len(sizes), widest + 1), np.int64)
+    # best[j]: least cost of the j shortest rows; cut[j]: where the last of their groups begins. Costs are
+    # in fractions of a token: a group costs one `tie` more, to decide between equal areas, and the lowest
+    # digit, base `tie`, is the cut itself, so that one minimum finds both.
+    tie = widest + 1
+    table *= tie * tie
+    best = np.zeros((widest + 1, len(sizes)), np.int64)
     cut = np.zeros_like(best)
     for j in range(1, widest + 1):
         first = max(0, j - max_rows) if max_rows else 0
-        rows = np.arange(j - first, 0, -1)
-        area = rows * table[:, j - 1, None]
-        cost = best[:, first:j] + area
+        rows = np.arange(j - first, 0, -1)[:, None]
+        area = rows * table[j - 1]
+        cost = area + best[first:j]
         if token_budget:
-            cost[(area > scale * token_budget) & (rows > 1)] = _NEVER
+            np.putmask(cost, (area > token_budget * tie * tie) & (rows > 1), _NEVER)
         if not can_pad:
-            cost[table[:, first:j] != table[:, j - 1, None]] = _NEVER
-        choice = np.argmin(cost, axis=1)
-        cut[:, j] = first + choice
-        best[:, j] = cost[np.arange(len(sizes)), choice] + scale * overhead + 1
+            np.putmask(cost, table[first:j] != table[j - 1], _NEVER)
+        least = cost.min(axis=0)
+        cut[j] = least % tie
+        best[j] = least - cut[j] + (overhead * tie + 1) * tie + j
 
     # Walk back from each window's end, all windows in step, marking where groups begin.
     begins = np.zeros((len(sizes), widest + 1), bool)
     windows, at = np.arange(len(sizes)), sizes
     while at.any():
-        at = cut[windows, at]
+        at = cut[at, windows]
         begins[windows, at] = True
     group = np.cumsum(begins[:, :widest][inside]) - 1
 
     # `inside` covers the first places of a window, so sorted places and arrivals fill the same cells.
     place = (order + (np.cumsum(sizes) - sizes)[:, None])[inside]
-    leader = np.full(group[-1] + 1, _NEVER)
-    np.minimum.at(leader, group, place)
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
     answer = np.empty(len(lengths), np.int64)
-    answer[place] = leader[group]
+    answer[place] = np.minimum.reduceat(place, starts)[group]
     return answer

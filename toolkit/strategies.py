@@ -99,18 +99,18 @@ def runs(
 
 def by_length(
     rows: Sequence[Row], costs: Sequence[int], limits: Limits, *, can_pad: bool, window: int, overhead: int
-) -> tuple[list[int], list[Part]]:
+) -> tuple[list[int], Iterator[Part]]:
     """Within each window, cold rows grouped at least padding, the others one after the other.
 
     Returns
     -------
     order : list of int, [rows]
         Places in the input, in the order in which they run.
-    parts : list of (kind, start, stop)
+    parts : iterator of (kind, start, stop)
         Cuts in that order.
     """
     if not rows:
-        return [], []
+        return [], iter(())
     windows = [(at, min(at + window, b)) for a, b in _stretches(rows) for at in range(a, b, window)]
     cold = np.fromiter(map(attrgetter("cold"), rows), bool, len(rows))
     cold &= ~np.fromiter(map(attrgetter("exclusive"), rows), bool, len(rows))
@@ -139,7 +139,7 @@ def by_length(
     stops = np.append(starts[1:], len(rows))
     batched = cold[order[starts]] & (stops - starts > 1)
     kinds = np.where(batched, "batched", "sequential")
-    return order.tolist(), list(zip(kinds.tolist(), starts.tolist(), stops.tolist(), strict=True))
+    return order.tolist(), zip(kinds.tolist(), starts.tolist(), stops.tolist(), strict=True)
 
 
 def _stretches(rows: Sequence[Row]) -> list[tuple[int, int]]:
