@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from . import strategies
@@ -229,17 +228,14 @@ def plan(
     whole("overhead", overhead, 0, _INT32, "the tokens that one more padded forward costs")
     limits = strategies.Limits(max_rows, token_budget)
     rows = tuple(rows)
-    costs = list(map(attrgetter("remainder"), rows))
     order: Sequence[int] = range(len(rows))
     parts: Iterable[tuple[str, int, int]]
     if strategy == "runs" or not can_batch:
-        parts = strategies.runs(rows, costs, limits, can_batch=can_batch, can_pad=can_pad)
+        parts = strategies.runs(rows, limits, can_batch=can_batch, can_pad=can_pad)
     elif strategy == "packed":
-        parts = strategies.packed(rows, costs, limits)
+        parts = strategies.packed(rows, limits)
     else:
-        order, parts = strategies.by_length(
-            rows, costs, limits, can_pad=can_pad, window=window, overhead=overhead
-        )
+        order, parts = strategies.by_length(rows, limits, can_pad=can_pad, window=window, overhead=overhead)
         rows = tuple([rows[i] for i in order])
     cohorts = tuple([Cohort(rows[a:b], kind, index) for index, (kind, a, b) in enumerate(parts)])
     return Plan(strategy, cohorts, tuple(order))

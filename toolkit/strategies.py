@@ -1,7 +1,6 @@
 """The three ways to sort rows into cohorts, as cuts in a list: `cohorts` says what each is for.
 
-Each takes rows, and what the next span of each costs, and yields parts `(kind, start, stop)`. Only
-"by-length" moves rows; it hands back the new order too.
+Each yields parts `(kind, start, stop)` of the rows. Only "by-length" moves rows, and hands back the order.
 """
 
 from __future__ import annotations
@@ -63,8 +62,9 @@ class Limits:
             at = end
 
 
-def packed(rows: Sequence[Row], costs: Sequence[int], limits: Limits) -> Iterator[Part]:
+def packed(rows: Sequence[Row], limits: Limits) -> Iterator[Part]:
     """Consecutive rows of any sort, as many as fit."""
+    costs = _costs(rows)
     for start, stop in _stretches(rows):
         if rows[start].exclusive:
             yield "sequential", start, stop
@@ -73,10 +73,9 @@ def packed(rows: Sequence[Row], costs: Sequence[int], limits: Limits) -> Iterato
                 yield "packed", a, b
 
 
-def runs(
-    rows: Sequence[Row], costs: Sequence[int], limits: Limits, *, can_batch: bool, can_pad: bool
-) -> Iterator[Part]:
+def runs(rows: Sequence[Row], limits: Limits, *, can_batch: bool, can_pad: bool) -> Iterator[Part]:
     """Runs of cold rows batched, all else gathered; first cut into windows that fit when padded."""
+    costs = _costs(rows)
     for start, stop in _stretches(rows):
         while start < stop:
             end = limits.padded_end(costs, start, stop)
@@ -98,7 +97,7 @@ def runs(
 
 
 def by_length(
-    rows: Sequence[Row], costs: Sequence[int], limits: Limits, *, can_pad: bool, window: int, overhead: int
+    rows: Sequence[Row], limits: Limits, *, can_pad: bool, window: int, overhead: int
 ) -> tuple[list[int], Iterator[Part]]:
     """Within each window, cold rows grouped at least padding, the others one after the other.
 
@@ -112,6 +111,7 @@ def by_length(
     if not rows:
         return [], iter(())
     windows = [(at, min(at + window, b)) for a, b in _stretches(rows) for at in range(a, b, window)]
+    costs = np.fromiter(map(attrgetter("remainder"), rows), np.int64, len(rows))
     cold = np.fromiter(map(attrgetter("cold"), rows), bool, len(rows))
     cold &= ~np.fromiter(map(attrgetter("exclusive"), rows), bool, len(rows))
     places = np.flatnonzero(cold)
@@ -121,7 +121,7 @@ def by_length(
     leaders = np.arange(len(rows))
     leaders[places] = places[
         least_padding(
-            np.array(costs, np.int64)[places],
+            costs[places],
             sizes,
             max_rows=limits.max_rows,
             token_budget=limits.token_budget,
@@ -129,17 +129,22 @@ def by_length(
             overhead=overhead,
         )
     ]
-    for (a, b), size in zip(windows, sizes.tolist(), strict=True):
-        if size < b - a:
-            others = [i for i in range(a, b) if not cold[i]]
-            for first, end in limits.cut([costs[i] for i in others], 0, len(others)):
-                leaders[others[first:end]] = others[first]
+    others = np.flatnonzero(~cold)
+    spent = costs[others].tolist()
+    counts = np.array([b - a for a, b in windows]) - sizes
+    ends = np.cumsum(counts).tolist()
+    firsts = [first for a, b in pairwise([0, *ends]) if a < b for first, _ in limits.cut(spent, a, b)]
+    leaders[others] = np.repeat(others[firsts], np.diff([*firsts, len(others)]))
     order = np.argsort(leaders, kind="stable")
     starts = np.flatnonzero(np.diff(leaders[order], prepend=-1))
     stops = np.append(starts[1:], len(rows))
     batched = cold[order[starts]] & (stops - starts > 1)
     kinds = np.where(batched, "batched", "sequential")
     return order.tolist(), zip(kinds.tolist(), starts.tolist(), stops.tolist(), strict=True)
+
+
+def _costs(rows: Sequence[Row]) -> list[int]:
+    return list(map(attrgetter("remainder"), rows))
 
 
 def _stretches(rows: Sequence[Row]) -> list[tuple[int, int]]:
