@@ -1,0 +1,146 @@
+"""Parser: every command with its arguments. Says which function runs it, as "module:function"."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from .. import __version__
+from ..cohorts import STRATEGIES
+from .arguments import names, seeds
+
+__all__ = ["FORWARDS", "MAX_ROWS", "POLICIES", "TOKEN_BUDGET", "parse"]
+
+# Said again here, because the modules that have them load MLX; a test compares.
+POLICIES = ("global", "reseed", "isolate", "keyed")
+FORWARDS = ("packed", "padded", "sequential")
+MAX_ROWS, TOKEN_BUDGET = 32, 4096
+
+_EPILOG = """FILE holds one request a line, as JSON: {"prompt": "Yesterday I went to the", "seed": 7}; - is
+standard input. Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted. Environment:
+TOOLKIT_BLAS=PATH|off chooses the BLAS, TOOLKIT_CACHE=DIR where models are kept, TOOLKIT_TRACEBACK=1 shows
+where an error comes from."""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Arguments as values, and the `command` that they are for.
+
+    Raises
+    ------
+    ValueError
+        One line, where argparse would print its usage.
+    SystemExit
+        After --help and --version.
+    """
+    parser = _Parser("toolkit", "seeds in batched inference on MLX: shown, measured, fixed", epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"mlx-seed-toolkit {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(runs: str, about: str) -> _Parser:
+        name = runs.partition(":")[2]
+        made: _Parser = commands.add_parser(name, help=about, about=about)
+        made.set_defaults(command=runs)
+        return made
+
+    _demo(command("demo:demo", "show that the last seed wins in a batch, and that keyed sampling ends it"))
+    _generate(command("commands:generate", "run requests together, one JSON line out for each choice"))
+    _plan(command("commands:plan", "compare ways to sort rows into cohorts, without running a model"))
+    _seeds(command("commands:seeds", "a row's first token for many seeds, beside its exact distribution"))
+    _matrix(command("commands:matrix", "a row's first token for its own seed and a sibling's"))
+    _doctor(command("doctor:doctor", "what computes here, and whether a model is batch-invariant on it"))
+    _fetch(command("commands:fetch", "download a model into the cache and say where it is"))
+    return parser.parse_args(argv)
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, prog: str, about: str, **options: Any):
+        # A prefix of an option would stop working when another one is added.
+        super().__init__(prog, description=about[0].upper() + about[1:] + ".", allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+    def option(self, flag: str, metavar: str, help: str, **how: Any) -> None:
+        self.add_argument(flag, metavar=metavar, help=help, **how)
+
+    def file(self, help: str = "requests as JSON lines; - is standard input") -> None:
+        self.add_argument("file", metavar="FILE", help=help)
+
+    def model(self, default: str | None = "smollm2", note: str = "") -> None:
+        help = f"{note}smollm2, tiny, a directory, a .gguf file or a Hub id"
+        self.option("--model", "M", help, default=default)
+
+    def engine(self) -> None:
+        self.add_argument("--forward", choices=FORWARDS, default="packed", help="(%(default)s)")
+        self.add_argument("--planner", choices=STRATEGIES, help="(packed; runs for the other forwards)")
+        flag, help = (
+            argparse.BooleanOptionalAction,
+            "insist on batch invariance, or run without (if it holds)",
+        )
+        self.add_argument("--invariant", action=flag, default="auto", help=help)
+
+    def caps(self, of: str) -> None:
+        self.option("--max-rows", "N", f"most rows {of} (%(default)s)", type=int, default=MAX_ROWS)
+        help = f"most tokens {of}; 0 is no cap (%(default)s)"
+        self.option("--token-budget", "N", help, type=int, default=TOKEN_BUDGET)
+
+    def study(self, policies: str, own: str) -> None:
+        self.file()
+        self.model()
+        self.option("--row", "ID", "the row that is looked at (the first)")
+        help = f"its seeds: 1,2,3 or start:stop or start:stop:step ({own})"
+        self.option("--seeds", "SEEDS", help, type=seeds, default=seeds(own))
+        read = names("policy", POLICIES)
+        help = f"any of {', '.join(POLICIES)}, with commas between, or all ({policies})"
+        self.option("--policy", "P", help, type=read, default=read(policies))
+        self.engine()
+        self.add_argument("--json", action="store_true", help="the table as JSON lines")
+        self.option("--out", "FILE", "the table, as .parquet, .csv or .jsonl")
+        self.option("--chart", "FILE", "the picture, as .png, .svg or .html")
+
+
+def _demo(parser: _Parser) -> None:
+    parser.model()
+    help = "the picture, as .png, .svg or .html, or a directory for seed_matrix.png (here)"
+    parser.option("--out", "PATH", help, default=".")
+
+
+def _generate(parser: _Parser) -> None:
+    parser.file()
+    parser.model()
+    parser.add_argument("--policy", choices=POLICIES, default="keyed", help="(%(default)s)")
+    parser.engine()
+    parser.caps("in a step")
+    parser.option("--out", "FILE", "the lines; a table of tokens if it ends in .csv or .parquet")
+
+
+def _plan(parser: _Parser) -> None:
+    parser.file('requests, {"length": 12} lines, or a CSV with ContextTokens; - is standard input')
+    parser.model(note="counts the tokens of text: ")
+    read = names("planner", STRATEGIES)
+    help = f"any of {', '.join(STRATEGIES)}, with commas between (all)"
+    parser.option("--planner", "P", help, type=read, default=read("all"))
+    parser.caps("in a cohort")
+    parser.add_argument("--json", action="store_true", help="the totals as one JSON document")
+    parser.option("--out", "FILE", "every row's cohort, as .parquet, .csv or .jsonl")
+
+
+def _seeds(parser: _Parser) -> None:
+    parser.study("keyed", "0:200")
+
+
+def _matrix(parser: _Parser) -> None:
+    parser.study("global,keyed", "0:8")
+    parser.option("--sibling", "ID", "the row whose seeds go along (the last)")
+    parser.option("--sibling-seeds", "SEEDS", "as --seeds (0:8)", type=seeds, default=seeds("0:8"))
+
+
+def _doctor(parser: _Parser) -> None:
+    parser.model(None, "probed too, exit 1 if invariance can't be promised: ")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def _fetch(parser: _Parser) -> None:
+    help = "smollm2, or a Hub id (%(default)s)"
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help=help)
