@@ -12,7 +12,7 @@ import pytest
 import vl_convert
 from chart_tables import all_charts, distribution, matrix, observed, tokens
 
-from toolkit.view import charts, figure, png, theme
+from toolkit.view import charts, figure, png, seeds, theme
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 CHARTS = all_charts()
@@ -78,7 +78,17 @@ def test_last_bits_of_a_logit_do_not_change_a_picture():
 
 def test_excluded_tokens_stay_in_sight():
     drawn = figure.svg(charts.first_tokens(distribution(top_k=2)))
-    assert "kite" in drawn and "dashed: before filters" in drawn
+    assert "kite" in drawn and "dashed: unfiltered" in drawn
+
+
+def test_other_numbers_are_another_filling_of_the_same_chart():
+    one, other = observed(), observed().assign(token=lambda t: (t["token"] * 7) % 13 + 100)
+    moved = distribution().assign(p=lambda t: t["p"][::-1].to_numpy())
+    charts_of = [charts.first_tokens(distribution(), one), charts.first_tokens(moved, other)]
+    bare = [figure.skeleton(figure.spec(chart)) for chart in charts_of]
+    assert {**bare[0], "description": ""} == {**bare[1], "description": ""}
+    assert "values" not in json.dumps(bare[0])
+    assert charts.first_tokens_data(distribution(), one) != charts.first_tokens_data(moved, other)
 
 
 def test_the_matrix_is_put_into_words():
@@ -93,7 +103,7 @@ def test_the_matrix_is_put_into_words():
 
 def test_observed_tokens_outside_the_picture_are_counted_as_others():
     frame = observed().assign(token=999)
-    assert f"label: {charts.REST}; " in figure.svg(charts.first_tokens(distribution(), frame))
+    assert f"label: {seeds.REST}; " in figure.svg(charts.first_tokens(distribution(), frame))
 
 
 def test_labels_are_distinct_and_readable():

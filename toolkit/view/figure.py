@@ -32,10 +32,22 @@ def spec(chart: Chart) -> dict[str, Any]:
     return out
 
 
-def svg(chart: Chart, *, validate: bool = True) -> str:
-    """The chart as SVG text. `validate=False` skips Altair's check, for redrawing under a slider."""
-    out = spec(chart) if validate else chart.to_dict(validate=False)
-    return vl_convert.vegalite_to_svg(out, vl_version=VERSION)
+def svg(chart: Chart) -> str:
+    """The chart as SVG text."""
+    return vl_convert.vegalite_to_svg(spec(chart), vl_version=VERSION)
+
+
+def skeleton(out: Any) -> Any:
+    """The specification without its named data: what stays when an explorer moves."""
+    if isinstance(out, list):
+        return [skeleton(part) for part in out]
+    if not isinstance(out, dict):
+        return out
+    bare = {key: skeleton(part) for key, part in out.items() if key != "data"}
+    if "data" in out:
+        data = out["data"]
+        bare["data"] = {"name": data["name"]} if isinstance(data, dict) and "name" in data else data
+    return bare
 
 
 def mimebundle(chart: Chart) -> Bundle:

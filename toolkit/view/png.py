@@ -28,11 +28,12 @@ def squeeze(png: bytes) -> bytes:
     for bits in (8, 6, 5, 4):
         step = pixels >> (8 - bits)
         coarse = (step << (8 - bits)) | (step >> max(0, 2 * bits - 8))
-        colours, index = np.unique(coarse.reshape(-1, 4), axis=0, return_inverse=True)
-        if len(colours) <= 256:
+        words, index = np.unique(coarse.view(np.uint32), return_inverse=True)
+        if len(words) <= 256:
             break
     else:
         return png
+    colours = words.view(np.uint8).reshape(-1, 4)
     rows = np.zeros((height, 1 + width), np.uint8)
     rows[:, 1:] = index.reshape(height, width)
     out = [

@@ -5,6 +5,7 @@ light and dark themes alike. Colours are Okabe and Ito's, which stay apart for c
 chart relies on them alone, and each gives a shape, a place or a word as well.
 """
 
+import json
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 TEXT = "#808080"  # 3.9 : 1 on white and 4.8 : 1 on JupyterLab's dark page
 # A single, layered or concatenated chart. Altair's own annotations refuse much that its manual recommends.
 Chart: TypeAlias = Any
+Records: TypeAlias = list[dict[str, Any]]
 ROW = 20  # height of a row of bars, in points
 FAINT = "#80808055"
 PALETTE = [ORANGE, SKY, GREEN, PURPLE, YELLOW, BLUE, VERMILLION]
@@ -94,12 +96,11 @@ def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def decimals(frame: pd.DataFrame, **digits: int) -> pd.DataFrame:
-    """A copy with the named columns rounded: 3 decimals of a probability are less than a pixel.
-
-    Stored pictures then agree between machines whose logits differ by some ulps.
-    """
-    return frame.assign(**{name: frame[name].astype(float).round(places) for name, places in digits.items()})
+def named(name: str, lines: pd.DataFrame | Records) -> alt.InlineData:
+    """Data under a name of its own, by which an explorer replaces them."""
+    if isinstance(lines, pd.DataFrame):
+        lines = json.loads(lines.to_json(orient="records", double_precision=15))
+    return alt.InlineData(values=lines, name=name)
 
 
 def significant(frame: pd.DataFrame, *names: str, digits: int = 2) -> pd.DataFrame:

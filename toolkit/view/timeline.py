@@ -1,116 +1,155 @@
 """Timeline: a chart of an engine's trace, event by event, over the state of MLX's global generator."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
-from .theme import BLUE, GREEN, ORANGE, PURPLE, ROW, SKY, TEXT, VERMILLION, YELLOW, Chart, finish, labels
+from .theme import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    ROW,
+    SKY,
+    TEXT,
+    VERMILLION,
+    YELLOW,
+    Chart,
+    Records,
+    finish,
+    labels,
+    named,
+)
 
-SHAPES = {
-    "admit": "circle",
-    "seed": "diamond",
-    "forward": "square",
-    "draw": "triangle-up",
-    "finish": "cross",
-    "cancel": "stroke",
+MARKS = {
+    "admit": ("circle", SKY),
+    "seed": ("diamond", VERMILLION),
+    "forward": ("square", TEXT),
+    "draw": ("triangle-up", BLUE),
+    "finish": ("cross", GREEN),
+    "cancel": ("triangle-down", PURPLE),
+    "preempt": ("triangle-left", ORANGE),
+    "import": ("triangle-right", ORANGE),
+    "export": ("triangle-left", PURPLE),
 }
-COLOURS = {"admit": SKY, "seed": VERMILLION, "forward": TEXT, "draw": BLUE, "finish": GREEN, "cancel": PURPLE}
+_UNUSED = "not used"
+_LETTER = 6.5  # points
 
 
-def timeline(trace: pd.DataFrame, *, width: int = 600, limit: int = 60, title: str = "") -> Chart:
+def timeline(
+    trace: pd.DataFrame, *, at: int | None = None, width: int = 510, limit: int = 60, title: str = ""
+) -> Chart:
     """Who was seeded, computed and drawn, in order, over the global generator's state.
 
     Parameters
     ----------
     trace : DataFrame
-        One row per event: index, step, phase, event, row, seed, text, state; as `Trace.to_frame()` gives.
+        One row per event: phase, event, row, seed, text, state; as `Trace.to_frame()` gives.
+    at : int, optional
+        Place of an event to point out, counted from 0.
     limit : int
         Only the first events are drawn.
     """
-    frame = trace.head(limit).reset_index(drop=True)
-    frame = frame.assign(at=range(len(frame)), row=frame["row"].fillna("").replace("", "all rows"))
-    rows = list(dict.fromkeys(frame["row"]))
-    rows = [r for r in rows if r != "all rows"] + ["all rows"] * ("all rows" in rows)
-    frame = frame.assign(says=[_says(event) for event in frame.to_dict("records")])
-    step = max(9, width / max(1, len(frame)))
-    x = alt.X("at:O", title="event, in order", axis=alt.Axis(labelAngle=0, labelOverlap=True, ticks=False))
+    events = trace.head(limit).to_dict("records")
+    step = max(9.0, width / max(1, len(events)))
+    marks = _marks(events)
+    rows = list(dict.fromkeys(mark["row"] for mark in marks))
+    axis = alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)
+    x = alt.X("at:O", title="event, in order", axis=axis, scale=alt.Scale(domain=list(range(len(events)))))
     y = alt.Y("row:N", sort=rows, title=None, axis=alt.Axis(grid=True))
+    kinds = [kind for kind in MARKS if any(mark["event"] == kind for mark in marks)]
     key = alt.Legend(title=None, orient="top")
-    points = (
-        alt.Chart(frame)
-        .mark_point(filled=True, size=110, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            shape=alt.Shape("event:N", legend=key, scale=_scale(SHAPES, frame)),
-            color=alt.Color("event:N", legend=key, scale=_scale(COLOURS, frame)),
-        )
+    base = alt.Chart(named("events", marks)).encode(x=x, y=y)
+    points = base.mark_point(filled=True, size=100, opacity=1).encode(
+        shape=alt.Shape(
+            "event:N", legend=key, scale=alt.Scale(domain=kinds, range=[MARKS[k][0] for k in kinds])
+        ),
+        color=alt.Color(
+            "event:N", legend=key, scale=alt.Scale(domain=kinds, range=[MARKS[k][1] for k in kinds])
+        ),
     )
-    said = alt.Chart(frame).transform_filter("datum.says != ''")
-    words = said.mark_text(dy=-13, fontSize=11, color=TEXT).encode(x=x, y=y, text="says:N")
-    lanes = alt.layer(points, words).properties(width=alt.Step(step), height=38 * max(1, len(rows)))
-    strips = _phases(frame, step), _states(frame, step)
+    said = base.transform_filter("datum.says != ''")
+    words = said.mark_text(dy=-13, fontSize=11, color=TEXT).encode(text="says:N")
+    together = base.transform_filter("datum.event == 'forward'").mark_line(color=TEXT, strokeWidth=1.5)
+    cursor = alt.Chart(named("cursor", [] if at is None else [{"at": at}]))
+    here = cursor.mark_bar(color=YELLOW, opacity=0.45, width=alt.RelativeBandSize(1)).encode(x=x)
+    layers = alt.layer(here, together.encode(detail="at:O"), points, words)
+    lanes = layers.properties(width=alt.Step(step), height=38 * max(1, len(rows)))
+    strips = [_band(name, lines, len(events), step) for name, lines in _strips(events, step).items()]
     chart = alt.vconcat(lanes, *strips, spacing=6).resolve_scale(color="independent", shape="independent")
-    seeded = [f"{r} with {s}" for r, s in zip(frame["row"], frame["seed"], strict=True) if pd.notna(s)]
-    sentence = f"{len(frame)} events. Seeded: {', '.join(_whole(seeded)) or 'nothing'}."
+    seeded = dict.fromkeys(f"{e['row']} with {int(e['seed'])}" for e in events if e["event"] == "seed")
+    sentence = f"{len(events)} events. Seeded: {', '.join(seeded) or 'nothing'}."
     return finish(chart, sentence, title)
 
 
-def _scale(values: Mapping[str, str], frame: pd.DataFrame) -> alt.Scale:
-    present = [event for event in values if event in set(frame["event"])]
-    return alt.Scale(domain=present, range=[values[event] for event in present])
+def _marks(events: Sequence[dict[str, Any]]) -> Records:
+    """A mark for each event; of a forward, one on each of its rows."""
+    everyone = list(dict.fromkeys(e["row"] for e in events if e["event"] != "forward" and e["row"]))
+    out = []
+    for at, event in enumerate(events):
+        rows = [event["row"]]
+        if event["event"] == "forward":
+            rows = [row for row in everyone if row in event["row"].split(" ")] or everyone
+        for row in rows:
+            out.append({"at": at, "row": row, "event": event["event"], "says": _says(event)})
+    return out
 
 
-def _whole(seeded: list[str]) -> list[str]:
-    return list(dict.fromkeys(text.removesuffix(".0") for text in seeded))
+def _says(event: dict[str, Any]) -> str:
+    if event["event"] == "seed":
+        return str(int(event["seed"]))
+    return labels([0], [event["text"]], limit=8)[0] if event["event"] == "draw" else ""
 
 
-def _says(event: Mapping[str, Any]) -> str:
-    if event["event"] == "seed" and pd.notna(event["seed"]):
-        return f"{int(event['seed'])}"
-    if event["event"] == "draw" and isinstance(event.get("text"), str):
-        return labels([0], [event["text"]], limit=8)[0]
-    return ""
+def _strips(events: Sequence[dict[str, Any]], step: float) -> dict[str, Records]:
+    """Runs of events in the same phase, and over the same state of the generator."""
+    phases = _runs([str(e["phase"]).replace("_", " ") for e in events])
+    states = _runs([e["state"] for e in events])
+    # A state that a seeding made is named after the seed; another by its last digits.
+    seeds = {at: f"seed {int(e['seed'])}" for at, e in enumerate(events) if e["event"] == "seed"}
+    colours = [ORANGE, SKY, PURPLE, YELLOW, GREEN]
+    out: dict[str, Records] = {"phase": [], "generator": []}
+    for value, first, stop in phases:
+        out["phase"].append(_box(first, stop, value, "#BBBBBB", step))
+    for number, (value, first, stop) in enumerate(states):
+        name = seeds.get(first, value[-4:]) if value else _UNUSED
+        colour = colours[number % len(colours)] if value else "#BBBBBB"
+        out["generator"].append(_box(first, stop, name, colour, step))
+    return out
 
 
-def _strip(frame: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Runs of equal neighbours: first and last event, and the value they share."""
-    run = (frame[column] != frame[column].shift()).cumsum()
-    parts = frame.groupby(run, sort=False)
-    spans = parts.agg(first=("at", "min"), last=("at", "max"), value=(column, "first"))
-    return spans.assign(stop=spans["last"] + 1).reset_index(drop=True)
+def _runs(values: Sequence[str]) -> list[tuple[str, int, int]]:
+    out, first = [], 0
+    for value, group in groupby(values):
+        stop = first + len(list(group))
+        out.append((value, first, stop))
+        first = stop
+    return out
 
 
-def _band(spans: pd.DataFrame, events: int, step: float, name: str, **colour: Any) -> Chart:
+def _box(first: int, stop: int, name: str, colour: str, step: float) -> dict[str, Any]:
+    room = int((stop - first) * step / _LETTER)
+    short = name if len(name) <= room else (name[: room - 1] + "…") * (room > 2)
+    return {
+        "first": first,
+        "stop": stop,
+        "middle": (first + stop) / 2,
+        "name": name,
+        "short": short,
+        "fill": colour,
+    }
+
+
+def _band(name: str, lines: Records, events: int, step: float) -> Chart:
     x = alt.X("first:Q", axis=None, scale=alt.Scale(domain=[0, events], nice=False))
     lane = alt.Y("lane:N", title=None, axis=alt.Axis(ticks=False, domain=False))
-    base = alt.Chart(spans.assign(lane=name, middle=(spans["first"] + spans["stop"]) / 2))
-    boxes = base.mark_rect(stroke=TEXT, strokeWidth=0.5).encode(x=x, x2="stop:Q", y=lane, **colour)
+    base = alt.Chart(named(name, [{**line, "lane": name} for line in lines]))
+    fill = alt.Color("fill:N", scale=None)
+    boxes = base.mark_rect(stroke=TEXT, strokeWidth=0.5).encode(
+        x=x, x2="stop:Q", y=lane, color=fill, tooltip="name:N"
+    )
     words = base.mark_text(fontSize=11, color="black").encode(x="middle:Q", y=lane, text="short:N")
     return alt.layer(boxes, words).properties(width=step * events, height=ROW)
-
-
-def _phases(frame: pd.DataFrame, step: float) -> Chart:
-    spans = _strip(frame, "phase")
-    spans = _named(spans, [str(phase).replace("_", " ") for phase in spans["value"]], step)
-    return _band(spans, len(frame), step, "phase", color=alt.value("#BBBBBB"))
-
-
-def _named(spans: pd.DataFrame, names: list[str], step: float) -> pd.DataFrame:
-    """Names for the spans, cut to the room they have at about 6.5 points a letter."""
-    room = ((spans["stop"] - spans["first"]) * step / 6.5).astype(int)
-    cut = [n if len(n) <= r else (n[: r - 1] + "…") * (r > 2) for n, r in zip(names, room, strict=True)]
-    return spans.assign(short=cut)
-
-
-def _states(frame: pd.DataFrame, step: float) -> Chart:
-    spans = _strip(frame, "state")
-    # A state that a seeding made is named after the seed; others by their last digits, where there's room.
-    seeds = {e["at"]: f"seed {int(e['seed'])}" for e in frame.to_dict("records") if e["event"] == "seed"}
-    names = [seeds.get(at, str(state)[-4:]) for at, state in zip(spans["first"], spans["value"], strict=True)]
-    spans = _named(spans, names, step)
-    scale = alt.Scale(range=[ORANGE, SKY, PURPLE, YELLOW, GREEN])
-    colour = alt.Color("value:N", legend=None, sort=None, scale=scale)
-    return _band(spans, len(frame), step, "generator", color=colour)
