@@ -13,15 +13,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import base
 
 ATTENTION = "scaled_dot_product_attention"
 _lock = threading.RLock()
 _users: dict[str, int] = {}
+_originals: dict[str, Any] = {}
+_local = threading.local()
 
 
 class Attending:
@@ -31,47 +33,64 @@ class Attending:
         raise TypeError("a cache that attends must define attend()")
 
 
-def _dispatch(queries, keys, values, cache=None, scale=1.0, mask=None, sinks=None, **options):  # noqa: ANN001, ANN202, ANN003
-    if isinstance(cache, Attending):
-        return cache.attend(queries, keys, values, scale, mask, sinks)
-    if sinks is not None:
-        options["sinks"] = sinks
-    return base.scaled_dot_product_attention(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
+def keep(cache: Attending, keys: mx.array) -> None:
+    """Note that these keys are this cache's: a layer that reuses another layer's keys hands on the same array."""
+    _local.owners[id(keys)] = (keys, cache)  # the array is held, so that its id stays its own
+
+
+def _dispatch(original, queries, keys, values, cache=None, scale=1.0, mask=None, sinks=None, **options):  # noqa: ANN001, ANN202, ANN003
+    owners = getattr(_local, "owners", None)
+    if owners is None:  # not a packed step, or another thread's
+        options |= {} if sinks is None else {"sinks": sinks}
+        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, **options)
+    _, owner = owners.get(id(keys), (None, cache))
+    if not isinstance(owner, Attending):
+        raise TypeError("it attends over keys that no cache keeps")
+    return owner.attend(queries, keys, values, scale, mask, sinks)
 
 
 def modules_of(model: nn.Module) -> list[str]:
     """The Python modules whose attention this model's layers call."""
-    names = {type(part).__module__ for part in model.modules()}
+    names = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
     return sorted(name for name in names if ATTENTION in vars(sys.modules.get(name, object)))
 
 
 @contextmanager
 def attached(names: list[str]) -> Iterator[None]:
-    """Within the block, attention in these modules goes to the cache where the cache attends.
+    """Within the block, in this thread, attention in these modules goes to the cache that keeps the keys.
 
-    Every other caller, in any thread, gets what it got before: the choice is made by the type of the cache.
-    The modules are restored when the last block leaves, on error too.
+    Every other caller, in any other thread, gets what it got before. The modules are restored when the last
+    block leaves, on error too.
     """
     with _lock:
         for name in names:
+            module = sys.modules[name]
+            if not _users.get(name):
+                _originals[name] = getattr(module, ATTENTION)
+                setattr(module, ATTENTION, partial(_dispatch, _originals[name]))
             _users[name] = _users.get(name, 0) + 1
-            setattr(sys.modules[name], ATTENTION, _dispatch)
+    outer = getattr(_local, "owners", None)
+    _local.owners = {}
     try:
         yield
     finally:
+        _local.owners = outer
         with _lock:
             for name in names:
                 _users[name] -= 1
                 if not _users[name]:
-                    setattr(sys.modules[name], ATTENTION, base.scaled_dot_product_attention)
+                    setattr(sys.modules[name], ATTENTION, _originals.pop(name))
 
 
 class Caches(list):
-    """The cache list of one forward; `select` picks the hidden states that go through the head."""
+    """The cache list of one forward; `select` picks the hidden states that go through the head.
+
+    `selected` tells whether the model's head was found, and did.
+    """
 
     def __init__(self, layers: list[Any], select: Callable[[mx.array], mx.array]):
         super().__init__(layers)
-        self.select = select
+        self.select, self.selected = select, False
 
 
 class _Selecting(nn.Module):
@@ -84,7 +103,10 @@ class _Selecting(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         hidden = self.inner(*args, **kwargs)
         caches = next((a for a in (*args, *kwargs.values()) if isinstance(a, Caches)), None)
-        return caches.select(hidden) if caches is not None and isinstance(hidden, mx.array) else hidden
+        if caches is None or not isinstance(hidden, mx.array):
+            return hidden
+        caches.selected = True
+        return caches.select(hidden)
 
     def __getattr__(self, name: str) -> Any:
         if name in self or "inner" not in self:

@@ -1,174 +1,103 @@
-"""Attention of a packed step: each span's queries over its own row's keys, a few calls a layer.
+"""Attention of one call of a packed step: some rows' queries over their own keys.
 
-`plan` groups spans whose shapes agree and says, in small integer arrays, where each query comes from and where
-its result goes. `attend` runs one group. On a GPU that is MLX's fused kernel; on a CPU it is written out here,
-since MLX's scalar `exp` is eight times slower there than a compiled polynomial and the heads that share a KV
-head fold into one matrix product.
+On a GPU that is MLX's fused kernel. On a CPU it is written out here, since MLX's scalar `exp` is eight times
+slower there than a compiled polynomial. On both, the heads that share a KV head fold into one query block when
+a row has a single query: a block of one query would take another kernel than prefill does.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
-
 import mlx.core as mx
-import numpy as np
 
-from .shapes import Shapes, round_up
-
-@dataclass(frozen=True)
-class Piece:
-    """Some consecutive tokens of one row: their first index in the step, first position, number; the row's slot.
-
-    Long spans come in pieces, so that early queries don't meet keys that come later.
-    """
-
-    token: int
-    position: int
-    count: int
-    slot: int
+from .shapes import round_up
 
 
-@dataclass(frozen=True)
-class Group:
-    """One attention call: the slab's capacity, how many keys, rows and queries.
-
-    Unless `gathered`, the call's rows are the slab's own first rows, in order.
-    """
-
-    slab: str
-    keys: int
-    rows: int
-    queries: int
-    gathered: bool
-
-
-def plan(pieces: dict[int, list[Piece]], used: dict[int, int], tokens: int, shapes: Shapes
-         ) -> tuple[tuple[Group, ...], dict[str, np.ndarray]]:
-    """Group a step's pieces into calls.
-
-    Parameters
-    ----------
-    pieces : dict of slab capacity to list of Piece
-    used : dict of slab capacity to int
-        How many slots, from the first, a call over the slab's own rows would cover.
-    tokens : int
-        Tokens of the step, the tile's padding included.
-
-    Returns
-    -------
-    groups : tuple of Group
-        Static: with the arrays' shapes, all that a compiled step depends on.
-    arrays : dict of str to int32 array
-        `q{i}` [rows, queries]: index of the token that each query of group i is; `p{i}` its position;
-        `s{i}` [rows]: slots, where they are gathered; `back` [tokens]: where each token's result lies.
-    """
-    groups: list[Group] = []
-    arrays: dict[str, np.ndarray] = {}
-    back = np.zeros(tokens, np.int32)
-    base = 0
-    for capacity, members in pieces.items():
-        calls: dict[tuple[int, int], list[Piece]] = defaultdict(list)
-        for piece in members:
-            queries = 1 if piece.count == 1 else round_up(piece.count, max(shapes.block, 1))
-            keys = round_up(piece.position + piece.count, shapes.bucket) if piece.count > 1 else 0
-            calls[queries, keys].append(piece)
-        for (queries, keys), group in sorted(calls.items()):
-            if not keys:  # single tokens of one slab share a call, whatever their positions
-                keys = min(capacity, round_up(max(p.position + 1 for p in group), shapes.bucket))
-            whole = queries == 1 and 2 * len(group) >= used[capacity]
-            rows = used[capacity] if whole else len(group)
-            index = np.zeros((rows, queries), np.int32)
-            where = np.zeros((rows, queries), np.int32)
-            for order, piece in enumerate(group):
-                row = piece.slot if whole else order
-                index[row, : piece.count] = np.arange(piece.token, piece.token + piece.count)
-                where[row, : piece.count] = np.arange(piece.position, piece.position + piece.count)
-                back[piece.token : piece.token + piece.count] = base + row * queries + np.arange(piece.count)
-            i = len(groups)
-            arrays[f"q{i}"], arrays[f"p{i}"] = index, where
-            if not whole:
-                arrays[f"s{i}"] = np.array([p.slot for p in group], np.int32)
-            groups.append(Group(str(capacity), keys, rows, queries, not whole))
-            base += rows * queries
-    arrays["back"] = back
-    return tuple(groups), arrays
-
-
-def visible(positions: mx.array, keys: int, window: int | None, chunk: int | None) -> mx.array:
-    """Which keys each query sees: bool, [rows, 1, queries, keys]; causal, within the window or chunk."""
+def visible(positions: mx.array, keys: int, window: int | None) -> mx.array:
+    """Which keys each query sees: bool, [rows, 1, queries, keys]; causal, and within the window."""
     here = positions[:, None, :, None]
     there = mx.arange(keys)[None, None, None]
     mask = there <= here
     if window:
         mask = mask & (there > here - window)
-    if chunk:
-        mask = mask & (there // chunk == here // chunk)
     return mask
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, scale: float,
            sinks: mx.array | None, block: int, cpu: bool) -> mx.array:
-    """One group's attention.
+    """One call.
 
     Parameters
     ----------
     queries : [rows, queries, heads, dim]
-    keys, values : [rows, kv_heads, keys, dim]
-    mask : bool, [rows, 1, queries, keys]
+    keys, values : [rows, keys, kv_heads, dim]
+    mask : [rows or 1, 1, queries, keys]
+        On a CPU bool; on a GPU what is added to the scores, in their dtype.
     sinks : [heads] or None
-        Attention sinks (a logit that takes probability and gives no value).
+        Attention sinks: a logit a head that takes probability and gives no value.
     block : int
-        The query block; results of the rows that fill it are dropped.
+        The query block; what fills it is dropped from the result.
 
     Returns
     -------
     [rows, queries, heads, value_dim]
     """
-    if not cpu:
-        return _fused(queries, keys, values, mask, scale, sinks, block)
-    return _folded(queries, keys, values, mask, scale, sinks, block)
+    run = _written_out if cpu else _fused
+    return run(queries, keys.swapaxes(1, 2), values.swapaxes(1, 2), mask, scale, sinks, block)
 
 
 def _fused(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, scale: float,
            sinks: mx.array | None, block: int) -> mx.array:
-    count = queries.shape[1]
-    if count < block:
-        queries = mx.pad(queries, [(0, 0), (0, block - count), (0, 0), (0, 0)])
-        mask = mx.concatenate([mask, mx.broadcast_to(mask[:, :, -1:], (*mask.shape[:2], block - count, mask.shape[3]))], 2)
-    out = mx.fast.scaled_dot_product_attention(
-        queries.swapaxes(1, 2), keys, values, scale=scale, mask=mask, sinks=sinks)
-    return out[:, :, :count].swapaxes(1, 2)
+    rows, count, heads, _ = queries.shape
+    if count > 1 or sinks is not None:
+        queries, mask = _pad(queries.swapaxes(1, 2), mask, count, block)
+        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        return out[:, :, :count].swapaxes(1, 2)
+    folded, mask, size = _fold(queries, mask, keys.shape[1], block)
+    out = mx.fast.scaled_dot_product_attention(folded, keys, values, scale=scale, mask=mask)
+    return out[:, :, :size].reshape(rows, 1, heads, -1)
 
 
-def _folded(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, scale: float,
-            sinks: mx.array | None, block: int) -> mx.array:
-    rows, count, heads, dim = queries.shape
+def _written_out(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, scale: float,
+                 sinks: mx.array | None, block: int) -> mx.array:
+    rows, count, heads, _ = queries.shape
     kv_heads = keys.shape[1]
     fold = heads // kv_heads
-    folded = queries.reshape(rows, count, kv_heads, fold, dim).transpose(0, 2, 1, 3, 4)
-    folded = folded.reshape(rows, kv_heads, count * fold, dim) * scale
-    spare = round_up(count * fold, block) - count * fold
-    if spare:
-        folded = mx.pad(folded, [(0, 0), (0, 0), (0, spare), (0, 0)])
-    scores = folded @ keys.swapaxes(-1, -2)
-    mask = mx.repeat(mask, fold, 2)
-    if spare:
-        mask = mx.pad(mask, [(0, 0), (0, 0), (0, spare), (0, 0)], constant_values=True)
-    scores = mx.where(mask, scores, -mx.inf)
+    folded, mask, size = _fold(queries * scale, mask, kv_heads, block)
+    spare = folded.shape[2] - size
+    scores = mx.where(mask, folded @ keys.swapaxes(-1, -2), -mx.inf)
     top = scores.max(-1, keepdims=True)
     if sinks is not None:
-        sink = sinks.astype(scores.dtype).reshape(kv_heads, 1, fold)
-        sink = mx.broadcast_to(sink, (kv_heads, count, fold)).reshape(1, kv_heads, count * fold, 1)
-        sink = mx.pad(sink, [(0, 0), (0, 0), (0, spare), (0, 0)])
+        sink = mx.broadcast_to(sinks.astype(scores.dtype).reshape(kv_heads, 1, fold), (kv_heads, count, fold))
+        sink = mx.pad(sink.reshape(1, kv_heads, size, 1), [(0, 0), (0, 0), (0, spare), (0, 0)])
         top = mx.maximum(top, sink)
     weights = _exp(scores, top, mask)
     total = weights.sum(-1, keepdims=True)
     if sinks is not None:
         total = total + mx.exp(sink - top)
-    out = (weights @ values) / total
-    out = out[:, :, : count * fold].reshape(rows, kv_heads, count, fold, -1)
+    out = ((weights.astype(values.dtype) @ values) / total).astype(values.dtype)
+    out = out[:, :, :size].reshape(rows, kv_heads, count, fold, -1)
     return out.transpose(0, 2, 1, 3, 4).reshape(rows, count, heads, -1)
+
+
+def _fold(queries: mx.array, mask: mx.array, kv_heads: int, block: int) -> tuple[mx.array, mx.array, int]:
+    """Heads that share a KV head as queries of it: `[rows, kv_heads, queries x heads of each, dim]`, padded to the block."""
+    rows, count, heads, dim = queries.shape
+    fold = heads // kv_heads
+    folded = queries.reshape(rows, count, kv_heads, fold, dim).transpose(0, 2, 1, 3, 4)
+    folded = folded.reshape(rows, kv_heads, count * fold, dim)
+    shape = (mask.shape[0], 1, count, fold, mask.shape[3])
+    mask = mx.broadcast_to(mask[:, :, :, None], shape).reshape(*shape[:2], count * fold, shape[4])
+    return *_pad(folded, mask, count * fold, block), count * fold
+
+
+def _pad(queries: mx.array, mask: mx.array, count: int, block: int) -> tuple[mx.array, mx.array]:
+    """Fill the query block; what is added sees what the last query sees, and is dropped later."""
+    spare = round_up(count, block) - count
+    if spare:
+        queries = mx.pad(queries, [(0, 0), (0, 0), (0, spare), (0, 0)])
+        last = mx.broadcast_to(mask[:, :, -1:], (*mask.shape[:2], spare, mask.shape[3]))
+        mask = mx.concatenate([mask, last], axis=2)
+    return queries, mask
 
 
 @mx.compile

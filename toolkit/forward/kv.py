@@ -1,7 +1,7 @@
 """KV: where each row's keys and values live between steps.
 
-Rows of like capacity share a *slab*, one array `[slots, heads, capacity, head_dim]` a layer, so that a decode
-step attends over many rows in one call without gathering them first. A row moves to a larger slab when it
+Rows of like capacity share a *slab*, one array `[slots, capacity, heads, head_dim]` a layer, so that a decode
+step attends over many rows in one call without gathering them first, and tokens are written as whole lines. A row moves to a larger slab when it
 outgrows its own, which happens once in some hundred tokens. What is attended to, and how, is `packed`'s
 business; nothing here knows of tokens or requests.
 """
@@ -12,9 +12,6 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 import mlx.core as mx
-
-SLOT_STEP = 8
-"""Slots are added to a slab in eights, so that a step sees few different shapes."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +41,16 @@ class Place:
 
 @dataclass(eq=False)
 class Slab:
-    """Rows of one capacity: `keys[layer]` and `values[layer]` are `[slots, heads, capacity, dim]`."""
+    """Rows of one capacity: `keys[layer]` and `values[layer]` are `[slots, capacity, heads, dim]`.
+
+    `blank` until something was written to it: then a step may make its arrays instead of filling them.
+    """
 
     capacity: int
     keys: list[mx.array] = field(default_factory=list)
     values: list[mx.array] = field(default_factory=list)
     rows: list[Hashable | None] = field(default_factory=list)
+    blank: bool = True
 
     @property
     def used(self) -> int:
@@ -57,13 +58,12 @@ class Slab:
         return max((slot + 1 for slot, row in enumerate(self.rows) if row is not None), default=0)
 
 
-def capacity_for(length: int, bucket: int) -> int:
-    """The smallest capacity that holds `length`: 1, 2, 3, 4, 6, 8, 12, 16 ... buckets (at most a third is spare)."""
-    blocks = max(1, -(-length // bucket))
-    if blocks <= 4:
-        return blocks * bucket
-    power = 1 << (blocks - 1).bit_length()
-    return bucket * (power * 3 // 4 if blocks <= power * 3 // 4 else power)
+def steps(count: int) -> int:
+    """`count` rounded up to 1, 2, 3, 4, 6, 8, 12, 16 ...: few different sizes, at most a third to spare."""
+    if count <= 4:
+        return max(1, count)
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if count <= power * 3 // 4 else power
 
 
 class KVStore:
@@ -74,7 +74,7 @@ class KVStore:
     geometry : list of Geometry
         One a layer that keeps a cache.
     bucket : int
-        Capacities are whole numbers of buckets (tokens).
+        Capacities are whole numbers of buckets (tokens), by `steps`.
     """
 
     def __init__(self, geometry: list[Geometry], bucket: int):
@@ -94,7 +94,7 @@ class KVStore:
         for row, length in lengths.items():
             place = self.places.get(row)
             if place is None or length > place.slab.capacity:
-                wanted.setdefault(capacity_for(length, self.bucket), []).append(row)
+                wanted.setdefault(self.bucket * steps(-(-length // self.bucket)), []).append(row)
         for capacity, rows in wanted.items():
             slab = self.slabs.setdefault(capacity, Slab(capacity))
             free = [slot for slot, row in enumerate(slab.rows) if row is None]
@@ -115,12 +115,12 @@ class KVStore:
             self._free(place)
 
     def read(self, row: Hashable, length: int | None = None) -> list[tuple[mx.array, mx.array]]:
-        """The first `length` tokens' keys and values, `[heads, length, dim]` each, a pair a layer."""
+        """The first `length` tokens' keys and values, `[length, heads, dim]` each, a pair a layer."""
         place = self.places[row]
         length = place.length if length is None else length
         slot, slab = place.slot, place.slab
         pairs = zip(slab.keys, slab.values, strict=True)
-        return [(k[slot, :, :length], v[slot, :, :length]) for k, v in pairs]
+        return [(k[slot, :length], v[slot, :length]) for k, v in pairs]
 
     def write(self, row: Hashable, pairs: Iterable[tuple[mx.array, mx.array]], length: int) -> None:
         """Put `length` tokens' keys and values at the start of a (new) row."""
@@ -128,9 +128,9 @@ class KVStore:
         place = self.places[row]
         slot, slab = place.slot, place.slab
         for layer, (keys, values) in enumerate(pairs):
-            slab.keys[layer][slot, :, :length] = keys[:, :length]
-            slab.values[layer][slot, :, :length] = values[:, :length]
-        place.length = length
+            slab.keys[layer][slot, :length] = keys[:length]
+            slab.values[layer][slot, :length] = values[:length]
+        slab.blank, place.length = False, length
 
     def take(self) -> dict[str, tuple[list[mx.array], list[mx.array]]]:
         """Every slab's arrays, handed over: no reference stays here, so a step can write them in place."""
@@ -148,9 +148,10 @@ class KVStore:
     def _grow(self, slab: Slab, by: int) -> None:
         if by <= 0:
             return
-        by = -(-by // SLOT_STEP) * SLOT_STEP
-        fresh_keys = [mx.zeros((by, g.key_heads, slab.capacity, g.key_dim), g.dtype) for g in self.geometry]
-        fresh_values = [mx.zeros((by, g.value_heads, slab.capacity, g.value_dim), g.dtype) for g in self.geometry]
+        by = steps(len(slab.rows) + by) - len(slab.rows)
+        size = (by, slab.capacity)
+        fresh_keys = [mx.zeros((*size, g.key_heads, g.key_dim), g.dtype) for g in self.geometry]
+        fresh_values = [mx.zeros((*size, g.value_heads, g.value_dim), g.dtype) for g in self.geometry]
         if slab.rows:
             slab.keys = [mx.concatenate(pair) for pair in zip(slab.keys, fresh_keys, strict=True)]
             slab.values = [mx.concatenate(pair) for pair in zip(slab.values, fresh_values, strict=True)]
@@ -161,8 +162,9 @@ class KVStore:
     def _copy(self, old: Place, new: Place) -> None:
         length = old.length
         for layer in range(len(self.geometry)):
-            new.slab.keys[layer][new.slot, :, :length] = old.slab.keys[layer][old.slot, :, :length]
-            new.slab.values[layer][new.slot, :, :length] = old.slab.values[layer][old.slot, :, :length]
+            new.slab.keys[layer][new.slot, :length] = old.slab.keys[layer][old.slot, :length]
+            new.slab.values[layer][new.slot, :length] = old.slab.values[layer][old.slot, :length]
+        new.slab.blank = False
 
     def _free(self, place: Place) -> None:
         place.slab.rows[place.slot] = None

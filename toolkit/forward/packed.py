@@ -8,7 +8,8 @@ logits don't depend on its company.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -18,90 +19,164 @@ from mlx_lm.models import cache as mlx_cache
 from .. import backend
 from ..models import Model
 from . import attention
-from .attach import Attending, Caches, attached, modules_of, selecting
-from .kv import SLOT_STEP, Geometry, KVStore
+from .attach import Attending, Caches, attached, keep, modules_of, selecting
+from .kv import Geometry, KVStore
+from .layout import Group, Placed, plan
 from .shapes import Shapes, round_up
 from .spans import Span
 
 
-_KEYED = (mlx_cache.KVCache, mlx_cache.RotatingKVCache, mlx_cache.ConcatenateKVCache, mlx_cache.ChunkedKVCache)
+_KEYED = (mlx_cache.KVCache, mlx_cache.RotatingKVCache, mlx_cache.ConcatenateKVCache)
+
+
+LAUNCH = 4
+"""Layers after which what is built so far is launched, so that a GPU works while the rest is built."""
 
 
 class Unpackable(ValueError):
     """This architecture can't run packed; the message says why."""
 
 
+@dataclass(frozen=True)
+class _Window:
+    """What `make_mask` gives in place of a mask: a model hands it to each layer that it is meant for."""
+
+    size: int
+
+
 class _LayerCache(Attending):
     """What one layer sees in place of its KV cache: every token's position, and a way to attend."""
 
-    def __init__(self, step: _Step | _Tracing, position: int, window: int | None, chunk: int | None):
-        self.step, self.position, self.window, self.chunk = step, position, window, chunk
+    def __init__(self, step: _Step | _Tracing, position: int, window: int | None):
+        self.step, self.position, self.window = step, position, window
         self.offset = step.positions
+        self.kept: tuple[mx.array, mx.array] | None = None
+        self.written: tuple[mx.array, mx.array] | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.kept is not None:
+            raise Unpackable("it adds to one layer's cache twice")
+        self.kept = keys, values
+        keep(self, keys)
+        if self.position in self.step.apart:  # see `_joined`
+            return keys, mx.eye(values.shape[-1], dtype=values.dtype)[None, None]
         return keys, values
 
-    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> None:
-        """A token alone in its batch row needs no mask; a window is kept for `attend`."""
-        self.window = window_size or self.window
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """For layers that reuse this one's keys and values."""
+        if self.kept is None:
+            raise Unpackable("it reads a layer's keys before they are there")
+        return self.kept
+
+    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> _Window | None:
+        """A token alone in its batch row needs no mask; a window is passed on to `attend`."""
+        window = window_size or self.window
+        return _Window(window) if window else None
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any) -> mx.array:
-        if mask is not None and not isinstance(mask, str):
+        window = self.window
+        if isinstance(mask, _Window):
+            window = min(window or mask.size, mask.size)
+        elif isinstance(mask, mx.array):
+            queries, keys = self._joined(queries, keys, values, scale, mask)
+        elif mask not in (None, "causal") or self.position in self.step.apart:
             raise Unpackable("its attention adds a mask of its own")
-        return self.step.attend(self, queries, keys, values, scale, sinks)
+        fresh = self.written is None
+        if fresh:
+            self.written = keys, values
+        elif self.written[1] is not values:
+            raise Unpackable("one layer attends over different keys")
+        return self.step.attend(self.position, window, fresh, queries, keys, values, scale, sinks)
+
+    def _joined(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
+                ) -> tuple[mx.array, mx.array]:
+        """Queries and keys of multi-head latent attention, which keeps their rotated part apart.
+
+        It scores that part itself, `(rotated queries * scale) @ rotated keys`, and passes the scores as a mask.
+        `update_and_fetch` gave it the identity for those keys, so the mask is the scaled queries: from here on
+        they are part of the queries, and their keys of the keys.
+        """
+        if self.kept is None or keys is not self.kept[0] or values is not keys:
+            raise Unpackable("its attention adds a mask of its own")
+        self.step.apart.add(self.position)
+        return mx.concatenate([queries, mask / scale], -1), mx.concatenate(self.kept, -1)
 
 
 class _Step:
     """One forward, as the layers see it: pure but for the slabs it replaces."""
 
-    def __init__(self, arrays: dict[str, mx.array], groups: tuple[attention.Group, ...], slabs: dict[str, Any],
-                 forward: PackedForward):
+    def __init__(self, arrays: dict[str, mx.array], groups: tuple[Group, ...], slabs: dict[str, Any],
+                 forward: PackedForward, eager: bool):
         self.arrays, self.groups, self.slabs = arrays, groups, slabs
         self.shapes, self.cpu, self.layers = forward.shapes, forward.cpu, forward.layers
+        self.apart, self.eager = forward.apart, eager
         self.positions = arrays["positions"]
         self.masks: dict[tuple, mx.array] = {}
 
-    def mask(self, group: int, window: int | None, chunk: int | None) -> mx.array:
-        key = (group, window, chunk)
+    def mask(self, group: int, window: int | None, dtype: mx.Dtype) -> mx.array:
+        key = (group, window)
         if key not in self.masks:
-            self.masks[key] = attention.visible(
-                self.arrays[f"p{group}"], self.groups[group].keys, window, chunk)
+            mask = attention.visible(self.arrays[f"p{group}"], self.groups[group].keys, window)
+            # The fused kernel adds its mask: make once what it would make in every layer.
+            self.masks[key] = mask if self.cpu else mx.where(mask, 0, -mx.inf).astype(dtype)
         return self.masks[key]
 
-    def attend(self, cache: _LayerCache, queries: mx.array, keys: mx.array, values: mx.array, scale: float,
-               sinks: mx.array | None) -> mx.array:
-        layer = self.layers[cache.position]
-        for capacity, (all_keys, all_values) in self.slabs.items():
-            if f"w{capacity}" in self.arrays:
-                write, slot, place = (self.arrays[f"{name}{capacity}"] for name in ("w", "slot", "place"))
-                all_keys[layer][slot, :, place] = keys[write, :, 0]
-                all_values[layer][slot, :, place] = values[write, :, 0]
+    def attend(self, position: int, window: int | None, fresh: bool, queries: mx.array, keys: mx.array,
+               values: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
+        layer = self.layers[position]
+        if fresh:
+            for capacity, pair in self.slabs.items():
+                for kept, new in zip(pair, (keys, values), strict=True):
+                    kept[layer] = self._kept(capacity, kept[layer], new)
         queries = queries[:, :, 0]
         outs = []
         for i, group in enumerate(self.groups):
-            all_keys, all_values = self.slabs[group.slab]
-            k, v = all_keys[layer], all_values[layer]
-            if group.gathered:
-                k, v = (x[self.arrays[f"s{i}"], :, : group.keys] for x in (k, v))
+            k, v = (self._rows(i, group, kept[layer]) for kept in self.slabs[group.slab])
+            if group.token < 0:
+                q = _take(queries, self.arrays[f"q{i}"])
             else:
-                k, v = (x[: group.rows, :, : group.keys] for x in (k, v))
-            out = attention.attend(queries[self.arrays[f"q{i}"]], k, v, self.mask(i, cache.window, cache.chunk),
-                                   scale, sinks, self.shapes.block, self.cpu)
+                q = queries[group.token : group.token + group.rows, None]
+            mask = self.mask(i, window, queries.dtype)
+            out = attention.attend(q, k, v, mask, scale, sinks, self.shapes.block, self.cpu)
             outs.append(out.reshape(-1, *out.shape[2:]))
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
-        return out[self.arrays["back"]][:, :, None]
+        out = _take(out, self.arrays["back"])[:, :, None]
+        if self.eager and layer % LAUNCH == LAUNCH - 1:
+            mx.async_eval(out)
+        return out
+
+    def _kept(self, capacity: str, kept: mx.array, new: mx.array) -> mx.array:
+        """A slab with the step's keys (or values) in it."""
+        if f"b{capacity}" in self.arrays:  # it was blank: gathering it is faster than writing into it
+            return _take(new[:, :, 0], self.arrays[f"b{capacity}"])
+        if f"w{capacity}" in self.arrays:
+            lines = kept.reshape(-1, *kept.shape[2:])
+            lines[self.arrays[f"f{capacity}"]] = _take(new[:, :, 0], self.arrays[f"w{capacity}"])
+            return lines.reshape(kept.shape)
+        return kept
+
+    def _rows(self, i: int, group: Group, kept: mx.array) -> mx.array:
+        """One call's keys (or values): `[rows, keys, heads, dim]`."""
+        if group.slot < 0:
+            return _take(kept, self.arrays[f"s{i}"])[:, : group.keys]
+        return kept[group.slot : group.slot + group.rows, : group.keys]
 
 
 class _Tracing:
     """Stands in for a step while geometry is discovered: notes shapes, computes nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: set[int]) -> None:
         self.positions = mx.zeros((2,), mx.int32)
+        self.apart = set(apart)
+        self.fits = True
         self.geometry: dict[int, Geometry] = {}
 
-    def attend(self, cache: _LayerCache, queries: mx.array, keys: mx.array, values: mx.array, *_: Any) -> mx.array:
-        self.geometry[cache.position] = Geometry(
-            keys.shape[1], keys.shape[3], values.shape[1], values.shape[3], keys.dtype)
+    def attend(self, position: int, window: int | None, fresh: bool, queries: mx.array, keys: mx.array,
+               values: mx.array, *_: Any) -> mx.array:
+        self.fits &= queries.shape[-1] == keys.shape[-1] and queries.shape[2] == 1
+        geometry = Geometry(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3], keys.dtype)
+        if self.geometry.setdefault(position, geometry) != geometry:
+            raise Unpackable("one layer attends over different keys")
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
 
 
@@ -125,11 +200,12 @@ class PackedForward:
         self.cpu = backend.on_cpu()
         self.view = selecting(model.module)
         self.names = modules_of(model.module)
+        self.apart: set[int] = set()
         geometry = self._discover()
         self.layers = {position: layer for layer, position in enumerate(geometry)}
         smallest = max(shapes.bucket, 128 if self.cpu else 256)
         self.store = KVStore(list(geometry.values()), smallest)
-        self.piece = smallest
+        self.piece = smallest if self.cpu else 4 * smallest
         self.compile = not self.cpu if compile is None else compile
         self._compiled: dict[tuple, Any] = {}
 
@@ -176,26 +252,27 @@ class PackedForward:
             if self.compile and all(s.count == 1 for s in spans):
                 logits, slabs = self._compiled_for(groups)(inputs, slabs)
             else:
-                logits, slabs = self._forward(inputs, slabs, groups)
+                logits, slabs = self._forward(inputs, slabs, groups, eager=not self.cpu)
         finally:
             self.store.give(slabs)
         for span in spans:
-            self.store.places[span.row].length = span.stop
+            place = self.store.places[span.row]
+            place.length, place.slab.blank = span.stop, False
         return logits[:sampled]
 
     def state(self) -> list[mx.array]:
         """Arrays that a step has replaced: evaluate them with the step's logits."""
         return [a for slab in self.store.slabs.values() for a in (*slab.keys, *slab.values)]
 
-    def _compiled_for(self, groups: tuple[attention.Group, ...]) -> Any:
+    def _compiled_for(self, groups: tuple[Group, ...]) -> Any:
         if groups not in self._compiled:
             self._compiled[groups] = mx.compile(lambda inputs, slabs: self._forward(inputs, slabs, groups))
         return self._compiled[groups]
 
-    def _forward(self, inputs: dict[str, mx.array], slabs: dict[str, Any], groups: tuple[attention.Group, ...]
-                 ) -> tuple[mx.array, dict[str, Any]]:
+    def _forward(self, inputs: dict[str, mx.array], slabs: dict[str, Any], groups: tuple[Group, ...],
+                 eager: bool = False) -> tuple[mx.array, dict[str, Any]]:
         slabs = {c: (list(k), list(v)) for c, (k, v) in slabs.items()}
-        step = _Step(inputs, groups, slabs, self)
+        step = _Step(inputs, groups, slabs, self, eager)
         tokens = inputs["tokens"]
         if "carry" in inputs:
             source = inputs["source"]
@@ -203,7 +280,7 @@ class PackedForward:
         caches = Caches(self._caches(step), lambda hidden: hidden[inputs["pick"]])
         with attached(self.names):
             logits = self.view(tokens[:, None], cache=caches)[:, 0]
-        return logits, slabs
+        return (logits if caches.selected else caches.select(logits)), slabs
 
     def _caches(self, step: Any) -> list[Any]:
         positions = iter(range(1 << 30))
@@ -211,63 +288,86 @@ class PackedForward:
         def build(cache: Any) -> Any:
             if isinstance(cache, mlx_cache.CacheList):
                 return tuple(build(c) for c in cache.caches)
-            window = cache.max_size if isinstance(cache, mlx_cache.RotatingKVCache) else None
-            chunk = cache.chunk_size if isinstance(cache, mlx_cache.ChunkedKVCache) else None
-            if not isinstance(cache, _KEYED) or getattr(cache, "keep", 0):
-                raise Unpackable(f"it keeps a {type(cache).__name__}, which is not a row's keys and values")
-            return _LayerCache(step, next(positions), window, chunk)
+            if type(cache) not in _KEYED or getattr(cache, "keep", 0):
+                raise Unpackable(f"it keeps {type(cache).__name__}, which is more than a row's keys and values")
+            return _LayerCache(step, next(positions), getattr(cache, "max_size", None))
 
         return [build(c) for c in mlx_cache.make_prompt_cache(self.model.module)]
 
     def _discover(self) -> dict[int, Geometry]:
         """Each layer's cache geometry, from a forward that is traced and never computed."""
-        step = _Tracing()
-        with attached(self.names):
-            self.view(mx.zeros((2, 1), mx.int32), cache=Caches(self._caches(step), lambda hidden: hidden))
+        for _ in range(2):  # again, where layers turn out to keep a part of their keys apart
+            step = _Tracing(self.apart)
+            caches = self._caches(step)
+            try:
+                with attached(self.names):
+                    self.view(mx.zeros((2, 1), mx.int32), cache=Caches(caches, lambda hidden: hidden))
+            except Unpackable:
+                raise
+            except Exception as error:  # whatever a model's code makes of tokens side by side
+                line = str(error).strip().partition("\n")[0]
+                raise Unpackable(f"its code doesn't take tokens side by side ({type(error).__name__}: {line:.80})") from None
+            settled = step.apart == self.apart
+            self.apart = step.apart
+            if settled:
+                break
+        unread = [c.position for c in _leaves(caches) if c.kept is not None and c.written is None]
+        if unread:
+            raise Unpackable("it reads keys other than through scaled_dot_product_attention")
+        if not step.fits:
+            raise Unpackable("queries and keys of one layer differ in width")
         if not step.geometry:
             raise Unpackable("its layers don't attend through scaled_dot_product_attention with a KV cache")
         return dict(sorted(step.geometry.items()))
 
-    def _plan(self, spans: Sequence[Span], carried: bool) -> tuple[tuple, dict[str, np.ndarray], int]:
-        total = sum(s.count for s in spans)
-        size = round_up(total, self.shapes.tile)
-        tokens, positions = np.zeros(size, np.int32), np.zeros(size, np.int32)
-        source = np.full(size, -1, np.int32)
-        pieces: dict[int, list[attention.Piece]] = defaultdict(list)
-        writes: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
-        pick, at = [], 0
-        for span in spans:
-            place = self.store.places[span.row]
-            capacity = place.slab.capacity
+    def _plan(self, spans: Sequence[Span], carried: bool) -> tuple[tuple[Group, ...], dict[str, np.ndarray], int]:
+        places = [self.store.places[s.row] for s in spans]
+        placed = [Placed(s.start, s.count, p.slab.capacity, p.slot) for s, p in zip(spans, places, strict=True)]
+        slabs = {p.slab.capacity: p.slab for p in places}
+        # A GPU sees few shapes if a call always covers the whole slab.
+        slots = {c: slab.used if self.cpu else len(slab.rows) for c, slab in slabs.items()}
+        layout = plan(placed, slots, self.shapes, piece=self.piece, coarse=not self.cpu)
+        arrays = layout.arrays
+        tokens, positions = np.zeros(layout.size, np.int32), np.zeros(layout.size, np.int32)
+        source = np.full(layout.size, -1, np.int32)
+        lines: dict[int, list[np.ndarray]] = defaultdict(list)
+        wheres: dict[int, list[np.ndarray]] = defaultdict(list)
+        for span, place, first in zip(spans, placed, layout.first, strict=True):
             if span.source is None:
-                tokens[at : at + span.count] = span.tokens
+                tokens[first : first + span.count] = span.tokens
             else:
-                source[at] = span.source
-            positions[at : at + span.count] = np.arange(span.start, span.stop)
-            writes[capacity].append((at, span.count, place.slot, span.start))
-            for first in range(0, span.count, self.piece):
-                count = min(self.piece, span.count - first)
-                pieces[capacity].append(attention.Piece(at + first, span.start + first, count, place.slot))
-            at += span.count
-            if span.sample:
-                pick.append(at - 1)
-        step = 1 if self.cpu else SLOT_STEP
-        used = {c: round_up(self.store.slabs[c].used, step) for c in pieces}
-        groups, arrays = attention.plan(dict(pieces), used, size, self.shapes)
-        for capacity, entries in writes.items():
-            index = np.concatenate([np.arange(first, first + n) for first, n, _, _ in entries])
-            slot = np.concatenate([np.full(n, s) for _, n, s, _ in entries])
-            place = np.concatenate([np.arange(start, start + n) for _, n, _, start in entries])
+                source[first] = span.source
+            run = np.arange(span.count)
+            positions[first : first + span.count] = span.start + run
+            lines[place.capacity].append(place.slot * place.capacity + span.start + run)
+            wheres[place.capacity].append(first + run)
+        for capacity, slab in slabs.items():
+            line, where = np.concatenate(lines[capacity]), np.concatenate(wheres[capacity])
+            if slab.blank and 2 * len(line) >= len(slab.rows) * capacity:
+                made = np.zeros(len(slab.rows) * capacity, np.int32)
+                made[line] = where
+                arrays[f"b{capacity}"] = made.reshape(len(slab.rows), capacity)
+                continue
             # Written twice, with the same values, so that the number of writes is one of few.
-            spare = round_up(len(index), self.shapes.tile) - len(index)
-            arrays[f"w{capacity}"], arrays[f"slot{capacity}"], arrays[f"place{capacity}"] = (
-                np.pad(a, (0, spare), mode="edge").astype(np.int32) for a in (index, slot, place))
+            spare = round_up(len(line), self.shapes.tile) - len(line)
+            arrays[f"f{capacity}"] = np.pad(line, (0, spare), mode="edge").astype(np.int32)
+            arrays[f"w{capacity}"] = np.pad(where, (0, spare), mode="edge").astype(np.int32)
         arrays["tokens"], arrays["positions"] = tokens, positions
         if carried:
             arrays["source"] = source
+        pick = [first + span.count - 1 for span, first in zip(spans, layout.first, strict=True) if span.sample]
         count = len(pick)
         pick += pick[-1:] * (round_up(count, self.shapes.head) - count)
         arrays["pick"] = np.array(pick or [0], np.int32)
-        return groups, arrays, count
+        return layout.groups, arrays, count
 
 
+def _take(lines: mx.array, index: mx.array) -> mx.array:
+    """`lines[index]` by MLX's fast path, which wants two dimensions."""
+    flat = mx.take(lines.reshape(lines.shape[0], -1), index.reshape(-1), axis=0)
+    return flat.reshape(*index.shape, *lines.shape[1:])
+
+
+def _leaves(caches: Any) -> Iterator[_LayerCache]:
+    for cache in caches:
+        yield from _leaves(cache) if isinstance(cache, tuple) else (cache,)
