@@ -108,5 +108,5 @@ class Live:
             prompt_tokens=self.prompt, cached=self.cached, resumed=resumed, cohort=self.cohort,
             cohort_kind=self.kind, cohort_index=self.place, logprobs=tuple(self.logprobs[:n]),
             margins=tuple(self.margins[:n]), max_drift=tuple(self.max_drift[:n]), policy=policy, forward=forward,
-            invariant=invariant, stream=noise.STREAM, error=error, top_logprobs=tuple(self.top[:n]),
+            invariant=invariant, stream=noise.STREAM, error=error, top_logprobs=tuple(self.top[:n]) if self.request.logprobs else (),
             pieces=tuple(model.token_text(t) for t in tokens))
