@@ -29,16 +29,18 @@ _local = threading.local()
 class Attending:
     """A layer's cache that attends for its layer. `packed` subclasses it."""
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any) -> mx.array:
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
+    ) -> mx.array:
         raise TypeError("a cache that attends must define attend()")
 
 
 def keep(cache: Attending, keys: mx.array) -> None:
-    """Note that these keys are this cache's: a layer that reuses another layer's keys hands on the same array."""
+    """Note that these keys are this cache's: a layer that reuses another's keys hands on the same array."""
     _local.owners[id(keys)] = (keys, cache)  # the array is held, so that its id stays its own
 
 
-def _dispatch(original, queries, keys, values, cache=None, scale=1.0, mask=None, sinks=None, **options):  # noqa: ANN001, ANN202, ANN003
+def _dispatch(original, queries, keys, values, cache=None, scale=1.0, mask=None, sinks=None, **options):
     owners = getattr(_local, "owners", None)
     if owners is None:  # not a packed step, or another thread's
         options |= {} if sinks is None else {"sinks": sinks}

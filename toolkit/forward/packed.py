@@ -22,9 +22,9 @@ from . import attention
 from .attach import Attending, Caches, attached, keep, modules_of, selecting
 from .kv import Geometry, KVStore
 from .layout import Group, Placed, plan
+from .selfcheck import agrees, allowance
 from .shapes import Shapes, round_up
 from .spans import Span
-
 
 _KEYED = (mlx_cache.KVCache, mlx_cache.RotatingKVCache, mlx_cache.ConcatenateKVCache)
 
@@ -68,12 +68,14 @@ class _LayerCache(Attending):
             raise Unpackable("it reads a layer's keys before they are there")
         return self.kept
 
-    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> _Window | None:
+    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None
+                  ) -> _Window | None:
         """A token alone in its batch row needs no mask; a window is passed on to `attend`."""
         window = window_size or self.window
         return _Window(window) if window else None
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any) -> mx.array:
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any,
+               sinks: Any) -> mx.array:
         window = self.window
         if isinstance(mask, _Window):
             window = min(window or mask.size, mask.size)
@@ -82,7 +84,7 @@ class _LayerCache(Attending):
         elif mask not in (None, "causal") or self.position in self.step.apart:
             raise Unpackable("its attention adds a mask of its own")
         fresh = self.written is None
-        if fresh:
+        if self.written is None:
             self.written = keys, values
         elif self.written[1] is not values:
             raise Unpackable("one layer attends over different keys")
@@ -92,14 +94,14 @@ class _LayerCache(Attending):
                 ) -> tuple[mx.array, mx.array]:
         """Queries and keys of multi-head latent attention, which keeps their rotated part apart.
 
-        It scores that part itself, `(rotated queries * scale) @ rotated keys`, and passes the scores as a mask.
-        `update_and_fetch` gave it the identity for those keys, so the mask is the scaled queries: from here on
-        they are part of the queries, and their keys of the keys.
+        It scores that part itself, `(rotated queries * scale) @ rotated keys`, and passes the scores as a
+        mask. `update_and_fetch` gave it the identity for those keys, so the mask is the scaled queries: from
+        here on they are part of the queries, and their keys of the keys.
         """
         if self.kept is None or keys is not self.kept[0] or values is not keys:
             raise Unpackable("its attention adds a mask of its own")
         self.step.apart.add(self.position)
-        return mx.concatenate([queries, mask / scale], -1), mx.concatenate(self.kept, -1)
+        return mx.concatenate([queries, mask / scale], -1), mx.concatenate(list(self.kept), -1)
 
 
 class _Step:
@@ -208,6 +210,9 @@ class PackedForward:
         self.piece = smallest if self.cpu else 4 * smallest
         self.compile = not self.cpu if compile is None else compile
         self._compiled: dict[tuple, Any] = {}
+        error = agrees(model, self)
+        if not error <= allowance(model):
+            raise Unpackable(f"packed, its logits are off by {error:.2g} of their standard deviation")
 
     def length(self, row: Hashable) -> int:
         """Tokens of a row whose keys are kept."""
@@ -277,19 +282,20 @@ class PackedForward:
         if "carry" in inputs:
             source = inputs["source"]
             tokens = mx.where(source >= 0, inputs["carry"][mx.maximum(source, 0)], tokens)
-        caches = Caches(self._caches(step), lambda hidden: hidden[inputs["pick"]])
+        caches = Caches(self.caches(step), lambda hidden: hidden[inputs["pick"]])
         with attached(self.names):
             logits = self.view(tokens[:, None], cache=caches)[:, 0]
         return (logits if caches.selected else caches.select(logits)), slabs
 
-    def _caches(self, step: Any) -> list[Any]:
+    def caches(self, step: Any) -> list[Any]:
+        """What the model's layers see in place of their caches, for one step."""
         positions = iter(range(1 << 30))
 
         def build(cache: Any) -> Any:
             if isinstance(cache, mlx_cache.CacheList):
                 return tuple(build(c) for c in cache.caches)
-            if type(cache) not in _KEYED or getattr(cache, "keep", 0):
-                raise Unpackable(f"it keeps {type(cache).__name__}, which is more than a row's keys and values")
+            if type(cache) not in _KEYED or getattr(cache, "keep", False):
+                raise Unpackable(f"it keeps {type(cache).__name__}, not each token's keys and values")
             return _LayerCache(step, next(positions), getattr(cache, "max_size", None))
 
         return [build(c) for c in mlx_cache.make_prompt_cache(self.model.module)]
@@ -298,7 +304,7 @@ class PackedForward:
         """Each layer's cache geometry, from a forward that is traced and never computed."""
         for _ in range(2):  # again, where layers turn out to keep a part of their keys apart
             step = _Tracing(self.apart)
-            caches = self._caches(step)
+            caches = self.caches(step)
             try:
                 with attached(self.names):
                     self.view(mx.zeros((2, 1), mx.int32), cache=Caches(caches, lambda hidden: hidden))
@@ -306,7 +312,10 @@ class PackedForward:
                 raise
             except Exception as error:  # whatever a model's code makes of tokens side by side
                 line = str(error).strip().partition("\n")[0]
-                raise Unpackable(f"its code doesn't take tokens side by side ({type(error).__name__}: {line:.80})") from None
+                reason = f"its code doesn't take tokens side by side ({type(error).__name__}: {line:.80})"
+                if isinstance(error, AttributeError) and isinstance(error.obj, _LayerCache):
+                    reason = f"it reads its cache's {error.name} itself"
+                raise Unpackable(reason) from None
             settled = step.apart == self.apart
             self.apart = step.apart
             if settled:

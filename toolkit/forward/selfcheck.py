@@ -1,0 +1,175 @@
+"""Self-check: a packed forward against the model's own, on a few tokens, before anyone relies on it.
+
+A packed step runs a model's own code on shapes that its author didn't have in mind. Where that code looks at
+more than its own token (a position taken from the number of keys, say), the logits come out wrong and nothing
+else would tell. So they are compared: short prompts, a decode step, a prompt longer than each sliding window
+where that is cheap, and far positions.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from mlx_lm.models import cache as mlx_cache
+
+from .. import backend
+from ..models import Model
+from .attach import Caches, attached
+from .spans import Span
+
+LENGTHS = (13, 8, 3)
+FARTHEST = 30_000
+LIMITS = {"float32": 0.01, "float16": 0.15, "bfloat16": 0.15}
+"""Root mean square difference, in standard deviations of the logits, that rounding may make. Code that is
+wrong makes 0.1 and more even where a window hides a single key; half precision makes 0.01 to 0.05."""
+
+_seen: weakref.WeakKeyDictionary[Model, float] = weakref.WeakKeyDictionary()
+
+
+def agrees(model: Model, forward: Any) -> float:
+    """How far a forward's logits are from the model's own.
+
+    Parameters
+    ----------
+    model : Model
+    forward : PackedForward
+        Of that model; rows are added to it and released.
+
+    Returns
+    -------
+    float
+        Root mean square difference in standard deviations of the model's own logits: the largest over what is
+        compared (in half precision, of medians over rows, since a router's near tie may flip in one).
+        Remembered for as long as the model lives.
+    """
+    if model not in _seen:
+        _seen[model] = max(_differences(model, forward))
+    return _seen[model]
+
+
+def allowance(model: Model) -> float:
+    """The largest difference that is put down to rounding."""
+    return LIMITS.get(model.dtype, 0.15)
+
+
+def _differences(model: Model, forward: Any) -> Iterator[float]:
+    worst = np.max if model.dtype == "float32" else np.median
+    rng = np.random.default_rng(0)
+    short = [rng.integers(0, model.vocab_size, n + 1) for n in LENGTHS]
+    yield from _rows(model, forward, short, worst)
+    for window in _windows(model):
+        long = [rng.integers(0, model.vocab_size, window + n) for n in (2, 4, 7)]
+        yield from _rows(model, forward, long, worst)
+    if places := _far(model):
+        pairs = rng.integers(0, model.vocab_size, (len(places), 2))
+        each = zip(pairs, places, strict=True)
+        own = [model.module(mx.array(pair[None]), cache=_beyond(model, at))[:, -1] for pair, at in each]
+        yield float(worst(_apart(mx.concatenate(own), _packed_far(forward, pairs, places))))
+
+
+def _rows(model: Model, forward: Any, prompts: list[np.ndarray], worst: Any) -> Iterator[float]:
+    """Prefill, then decode of each prompt's last token."""
+    own: list[list[mx.array]] = [[], []]
+    for prompt in prompts:
+        cache = mlx_cache.make_prompt_cache(model.module)
+        for i, part in enumerate((prompt[:-1], prompt[-1:])):
+            own[i].append(model.module(mx.array(part[None]), cache=cache)[:, -1])
+            mx.eval(own[i][-1])
+    names = [object() for _ in prompts]
+    try:
+        for i, side in enumerate((slice(-1), slice(-1, None))):
+            starts = [0 if i == 0 else len(p) - 1 for p in prompts]
+            spans = [Span(n, s, p[side].tolist()) for n, s, p in zip(names, starts, prompts, strict=True)]
+            yield float(worst(_apart(mx.concatenate(own[i]), forward.run(spans))))
+    finally:
+        for name in names:
+            forward.release(name)
+
+
+def _apart(own: mx.array, packed: mx.array) -> np.ndarray:
+    """Of each row: root mean square difference over standard deviation; infinite where one isn't a number."""
+    a, b = (np.array(x.astype(mx.float32)) for x in (own, packed))
+    same = (a == b) | ~np.isfinite(a) & ~np.isfinite(b)  # some models blot ids out
+    difference = np.sqrt(np.mean(np.where(same, 0, a - b) ** 2, -1))
+    spread = np.std(np.where(np.isfinite(a), a, 0), -1)
+    return np.nan_to_num(difference / np.maximum(spread, 1e-9), nan=np.inf)
+
+
+def _windows(model: Model) -> list[int]:
+    """Sliding windows that are cheap to exceed: about a second's work."""
+    caches = _leaves(mlx_cache.make_prompt_cache(model.module))
+    sizes = {c.max_size for c in caches if isinstance(c, mlx_cache.RotatingKVCache)}
+    weights = sum(a.nbytes for _, a in tree_flatten(model.module.parameters()))
+    budget = 1e11 if backend.on_cpu() else 1e14
+    return [size for size in sorted(sizes) if 3 * size * weights < budget]
+
+
+def _far(model: Model) -> list[int]:
+    """Positions near the context's end, and half way."""
+    last = min(model.context or 0, FARTHEST) - 2
+    return [last // 2, last] if last > 64 else []
+
+
+class _Beyond(mlx_cache.KVCache):
+    """A cache that says it is far along, and holds only what this call adds."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.keys, self.values = keys, values
+        self.offset += keys.shape[2]
+        return keys, values
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        return self.keys, self.values
+
+    def make_mask(self, length: int, return_array: bool = False, **_: Any) -> Any:
+        return mx.tril(mx.ones((length, length), mx.bool_)) if return_array else "causal"
+
+
+def _beyond(model: Model, offset: int) -> list[Any]:
+    def build(cache: Any) -> Any:
+        if isinstance(cache, mlx_cache.CacheList):
+            return mlx_cache.CacheList(*(build(c) for c in cache.caches))
+        far = _Beyond()
+        far.offset = offset
+        return far
+
+    return [build(c) for c in mlx_cache.make_prompt_cache(model.module)]
+
+
+def _leaves(caches: Any) -> Iterator[Any]:
+    for cache in caches:
+        yield from _leaves(cache.caches) if isinstance(cache, mlx_cache.CacheList) else (cache,)
+
+
+class _Pairs:
+    """Stands in for a packed step in which every row is two tokens, the second seeing the first."""
+
+    def __init__(self, places: list[int], apart: set[int]):
+        self.positions = mx.array([at + i for at in places for i in (0, 1)], mx.int32)
+        self.apart = apart
+
+    def attend(
+        self,
+        position: int,
+        window: int | None,
+        fresh: bool,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        q, k, v = (x.reshape(-1, 2, *x.shape[1:]).squeeze(3).swapaxes(1, 2) for x in (queries, keys, values))
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal", sinks=sinks)
+        return out.swapaxes(1, 2).reshape(-1, out.shape[1], 1, out.shape[3])
+
+
+def _packed_far(forward: Any, pairs: np.ndarray, places: list[int]) -> mx.array:
+    caches = Caches(forward.caches(_Pairs(places, forward.apart)), lambda hidden: hidden)
+    with attached(forward.names):
+        return forward.view(mx.array(pairs.reshape(-1, 1)), cache=caches)[1::2, 0]
