@@ -1,0 +1,49 @@
+"""`toolkit.study.tries` draws what `Prefilled.replay` draws, which is what the engine draws."""
+
+import pytest
+
+import toolkit as tk
+from toolkit.policies import POLICIES
+from toolkit.study import prefill
+from toolkit.study.tries import Tries
+
+
+@pytest.fixture(scope="module")
+def batch(tiny):
+    rows = [
+        tk.Request("one two three", id="a", seed=1),
+        tk.Request("four", id="b", seed=2),
+        tk.Request("five six", id="g", seed=3, temperature=0),
+        tk.Request("seven eight nine", id="c"),
+    ]
+    return prefill(tiny, rows)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("row", ["a", "b", "g"])
+def test_tries_equal_replays_under_every_policy(batch, policy, row):
+    seeds = (
+        [{row: s, "b": t} for s in range(6) for t in (2, 9)] if row != "b" else [{"b": s} for s in range(9)]
+    )
+    changes = {row: {"top_k": 30, "temperature": 1.3}} if row != "g" else None
+    tokens = Tries(batch).tokens(policy, row, seeds, changes)
+    assert tokens == [int(batch.replay(policy, row, s, changes).tokens.item()) for s in seeds]
+    assert row == "g" or policy == "global" or len(set(tokens)) > 1
+
+
+def test_the_distribution_is_that_of_the_study(batch):
+    from toolkit.study.first_token import distribution_table
+
+    tries, full = Tries(batch), distribution_table(batch, "a")
+    some = tries.distribution("a", top=5)
+    assert list(some["token"][:5]) == list(full["token"][:5])
+    assert some["p"].sum() == pytest.approx(1) and some["p_raw"].sum() == pytest.approx(1)
+    assert list(some["token"])[-1] == -1
+    cut = tries.distribution("a", {"a": {"top_k": 2}}, top=5)
+    assert list(cut["kept"]) == [True, True, False, False, False, True]
+    assert cut["p"][:2].sum() == pytest.approx(1)
+
+
+def test_what_differs_from_seed_to_seed_is_refused(batch):
+    with pytest.raises(ValueError, match=r'xtc_probability=0.5 for request "a": must be 0 here'):
+        Tries(batch).tokens("keyed", "a", [{"a": 1}], {"a": {"xtc_probability": 0.5}})
