@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import noise
-from . import kernels
+from . import kernels, threads
 from .drift import max_drift
 from .filters import Run, Settings, surviving
 from .ranking import Lists, namespace, rank, sizes
@@ -23,6 +23,7 @@ from .typical import Typical, typical
 
 # Candidates listed beyond the survivors, so that `max_drift` sees who might be let in.
 _BEYOND = 24
+_FULL = 0.85
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,26 +44,62 @@ class Survivors:
         place = xp.arange(self.lists.z.shape[-1], dtype=xp.int32)[None]
         return (place >= self.run.first[0]) & (place < self.run.last[0])
 
+    def take(self, which: np.ndarray) -> Survivors:
+        """Some rows of NumPy survivors, by a boolean mask."""
+        run = Run(*((a[which], b[which]) for a, b in (self.run.first, self.run.last)), self.run.known[which])
+        settings = self.settings.take(which)
+        return Survivors(self.rows[which], self.lists.take(which), settings, self.stages, run, None)
+
 
 def survivors(shifted: Any, settings: Settings, rows: np.ndarray, length: int) -> Iterator[Survivors]:
     """Filter rows [n, vocab] with maximum 0; `length` as from `list_length`."""
     vocab = shifted.shape[-1]
-    if length or namespace(shifted) is not np:
+    if namespace(shifted) is not np:
         yield _filter(shifted, settings, rows, length or vocab)
         return
+    if length:
+        yield from _filter_host(shifted, settings, rows, length)
+        return
     # On the host the list grows until it holds the survivors and some more.
-    for size in sizes(vocab):
-        found = _filter(shifted, settings, rows, size)
-        last = found.run.last[0][:, 0]
-        done = (found.run.known[:, 0] & (last <= size - size // 4)) | found.lists.complete
-        if done.all():
-            yield found
+    *short, whole = sizes(vocab)
+    for size in short:
+        fits = np.ones(len(rows), dtype=bool)
+        if size != short[0]:
+            fits = _estimate(shifted, settings) * 1.1 < size * _FULL
+        waiting = ~fits
+        for part in _filter_host(*_take(fits, shifted, settings, rows), size):
+            done = part.run.known[:, 0] & (part.run.last[0][:, 0] <= size * _FULL)
+            if done.any():
+                yield part if done.all() else part.take(done)
+            waiting[np.isin(rows, part.rows[~done])] = True
+        if not waiting.any():
             return
-        if done.any():
-            pick = np.flatnonzero(done)
-            yield _filter(shifted[pick], settings.take(pick), rows[pick], size)
-        pick = np.flatnonzero(~done)
-        shifted, settings, rows = shifted[pick], settings.take(pick), rows[pick]
+        shifted, settings, rows = _take(waiting, shifted, settings, rows)
+    yield from _filter_host(shifted, settings, rows, whole)
+
+
+def _filter_host(shifted: np.ndarray, settings: Settings, rows: np.ndarray, size: int) -> list[Survivors]:
+    parts = [part for part in threads.split(len(rows), size) if part.stop > part.start]
+    return threads.run(lambda part: _filter(shifted[part], settings.take(part), rows[part], size), parts)
+
+
+def _take(
+    which: np.ndarray, shifted: np.ndarray, settings: Settings, rows: np.ndarray
+) -> tuple[np.ndarray, Settings, np.ndarray]:
+    if which.all():
+        return shifted, settings, rows
+    return shifted[which], settings.take(which), rows[which]
+
+
+def _estimate(shifted: np.ndarray, settings: Settings) -> np.ndarray:
+    """About how many ids survive, from every 64th of them."""
+    sample = np.ascontiguousarray(shifted[:, ::64])
+    return (
+        surviving(rank(sample, sample.shape[-1]), settings, settings.inverse * 0, settings.order).last[0][
+            :, 0
+        ]
+        * 64
+    )
 
 
 def list_length(top_k: int, order: tuple[str, ...], used: set[str], vocab: int) -> int:
@@ -92,16 +129,16 @@ def _filter(shifted: Any, settings: Settings, rows: np.ndarray, size: int) -> Su
     return Survivors(rows, lists, settings, stages, run, kept)
 
 
-def pick(found: Survivors, keys: Any) -> tuple[Any, Any, Any, Any]:
+def pick(found: Survivors, noise_at: Any) -> tuple[Any, Any, Any, Any]:
     """Draw one survivor a row: ids, margins, log probabilities and max_drift, each [rows].
 
-    `keys` are the rows' own. A margin is infinite where one id survives.
+    `noise_at` is Gumbel noise at the listed ids, [rows, count]. A margin is infinite where one id survives.
     """
     lists = found.lists
     xp, alive = namespace(lists.z), found.alive
     scores = lists.z * found.settings.inverse
     mass = xp.where(alive, xp.exp(scores), 0).sum(axis=-1, keepdims=True)
-    perturbed = scores + _noise(lists, keys)
+    perturbed = scores + noise_at
     here = xp.where(alive, perturbed, -np.inf)
     best = here.max(axis=-1, keepdims=True)
     # Equal scores go to the lowest id, as in vocabulary order.
@@ -127,11 +164,29 @@ def scores_of(found: Survivors) -> Any:
     return mx.put_along_axis(empty, lists.ids, listed, axis=-1)
 
 
-def _noise(lists: Lists, keys: Any) -> Any:
-    vocab, count = lists.shifted.shape[-1], lists.z.shape[-1]
-    if count * 16 <= vocab:
-        return (noise if namespace(lists.z) is np else kernels).gumbel_at(keys, lists.ids)
-    if namespace(lists.z) is np:
-        whole = noise.gumbel_from_bits(np.asarray(noise.bits(keys, vocab)))
-        return np.take_along_axis(whole, lists.ids, axis=-1)
-    return mx.take_along_axis(noise.gumbel(keys, vocab), lists.ids, axis=-1)
+def pick_host(found: list[Survivors], keys: np.ndarray) -> list[tuple[Any, Any, Any, Any]]:
+    """`pick` for each of several NumPy survivors; `keys` are those of all the batch's rows."""
+
+    def one(work: tuple[Survivors, np.ndarray, np.ndarray | None]) -> tuple[Any, Any, Any, Any]:
+        part, own, words = work
+        if words is None:
+            return pick(part, noise.gumbel_at(own, part.lists.ids))
+        return pick(part, np.take_along_axis(noise.gumbel_from_bits(words), part.lists.ids, axis=-1))
+
+    work = [(part, keys[part.rows], _words(part, keys[part.rows])) for part in found]
+    return threads.run(one, work)
+
+
+def pick_lazy(found: Survivors, keys: mx.array) -> tuple[Any, Any, Any, Any]:
+    """`pick` for MLX survivors; `keys` are the rows' own."""
+    lists = found.lists
+    if lists.z.shape[-1] * 16 <= lists.shifted.shape[-1]:
+        return pick(found, kernels.gumbel_at(keys, lists.ids))
+    whole = noise.gumbel(keys, lists.shifted.shape[-1])
+    return pick(found, mx.take_along_axis(whole, lists.ids, axis=-1))
+
+
+def _words(part: Survivors, keys: np.ndarray) -> np.ndarray | None:
+    # A few words are cheaper one by one, many by the block.
+    vocab = part.lists.shifted.shape[-1]
+    return None if part.lists.z.shape[-1] * 16 <= vocab else np.asarray(noise.bits(keys, vocab))

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import noise
+from . import threads
 
 _CACHED = 1 << 17  # elements of a chunk
 
@@ -27,8 +28,10 @@ def draw_host(
         np.empty(rows, np.float32),
     )
     words = np.asarray(noise.bits(keys, vocab))
-    for start in range(0, rows, max(1, _CACHED // vocab)):
-        part = slice(start, start + max(1, _CACHED // vocab))
+    step = max(1, _CACHED // vocab)
+
+    def one(start: int) -> None:
+        part = slice(start, start + step)
         scores = (logits[part] - best[part]) * inverse[part]
         mass = np.exp(scores).sum(axis=-1)
         perturbed = noise.gumbel_from_bits(words[part])
@@ -36,6 +39,8 @@ def draw_host(
         tokens[part], margins[part] = best_two_host(perturbed)
         chosen = np.take_along_axis(scores, tokens[part, None], axis=-1)[:, 0]
         logprobs[part] = chosen - np.log(mass)
+
+    threads.run(one, range(0, rows, step))
     return tokens, margins, logprobs
 
 

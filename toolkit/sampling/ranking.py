@@ -17,7 +17,7 @@ import numpy as np
 
 _ID_BITS = 20
 _ROWS = 1 << 12
-_SIZES = (512, 8192)
+_SIZES = (512, 3072, 6144, 12_288)
 
 
 def namespace(array: Any) -> Any:

@@ -206,10 +206,12 @@ class _Step:
         listed = np.flatnonzero(sampler._filtered & ~sampler.greedy)
         others = np.flatnonzero(~sampler._filtered | sampler.greedy)
         parts = [(rows, self._plain(rows, keys)) for rows in [others] if len(rows)]
-        parts += [
-            (found.rows, chain.pick(found, keys[found.rows if self.xp is np else mx.array(found.rows)]))
-            for found in self._survivors(listed)
-        ]
+        found = list(self._survivors(listed))
+        if self.xp is np:
+            picked = chain.pick_host(found, np.asarray(keys))
+        else:
+            picked = [chain.pick_lazy(part, mx.array(keys)[mx.array(part.rows)]) for part in found]
+        parts += [(part.rows, values) for part, values in zip(found, picked, strict=True)]
         return self._merge(parts)
 
     def _plain(self, rows: np.ndarray, keys: Any) -> tuple[Any, Any, Any, Any]:
