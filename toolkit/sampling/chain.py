@@ -18,7 +18,7 @@ from .. import noise
 from . import kernels, threads
 from .drift import max_drift
 from .filters import Run, Settings, surviving
-from .ranking import Lists, namespace, rank, sizes
+from .ranking import Lists, at_places, namespace, rank, sizes
 from .typical import Typical, typical
 
 # Candidates listed beyond the survivors, so that `max_drift` sees who might be let in.
@@ -46,7 +46,8 @@ class Survivors:
 
     def take(self, which: np.ndarray) -> Survivors:
         """Some rows of NumPy survivors, by a boolean mask."""
-        run = Run(*((a[which], b[which]) for a, b in (self.run.first, self.run.last)), self.run.known[which])
+        (a, b), (c, d) = self.run.first, self.run.last
+        run = Run((a[which], b[which]), (c[which], d[which]), self.run.known[which])
         settings = self.settings.take(which)
         return Survivors(self.rows[which], self.lists.take(which), settings, self.stages, run, None)
 
@@ -147,8 +148,8 @@ def pick(found: Survivors, noise_at: Any) -> tuple[Any, Any, Any, Any]:
     place = xp.arange(lists.z.shape[-1], dtype=xp.int32)[None]
     margin = best - xp.where(place == drawn, -np.inf, here).max(axis=-1, keepdims=True)
     drift = max_drift(lists, found.settings, found.stages, perturbed, drawn, margin, found.typical)
-    logprob = xp.take_along_axis(scores, drawn, axis=-1) - xp.log(mass)
-    token = xp.take_along_axis(lists.ids, drawn, axis=-1)
+    logprob = at_places(scores, drawn) - xp.log(mass)
+    token = at_places(lists.ids, drawn)
     return tuple(a[:, 0] for a in (token, margin, logprob, drift))
 
 
@@ -171,7 +172,7 @@ def pick_host(found: list[Survivors], keys: np.ndarray) -> list[tuple[Any, Any, 
         part, own, words = work
         if words is None:
             return pick(part, noise.gumbel_at(own, part.lists.ids))
-        return pick(part, np.take_along_axis(noise.gumbel_from_bits(words), part.lists.ids, axis=-1))
+        return pick(part, at_places(noise.gumbel_from_bits(words), part.lists.ids))
 
     work = [(part, keys[part.rows], _words(part, keys[part.rows])) for part in found]
     return threads.run(one, work)
@@ -183,7 +184,7 @@ def pick_lazy(found: Survivors, keys: mx.array) -> tuple[Any, Any, Any, Any]:
     if lists.z.shape[-1] * 16 <= lists.shifted.shape[-1]:
         return pick(found, kernels.gumbel_at(keys, lists.ids))
     whole = noise.gumbel(keys, lists.shifted.shape[-1])
-    return pick(found, mx.take_along_axis(whole, lists.ids, axis=-1))
+    return pick(found, at_places(whole, lists.ids))
 
 
 def _words(part: Survivors, keys: np.ndarray) -> np.ndarray | None:

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from .filters import Settings, reaching, surviving
-from .ranking import Lists, namespace
+from .ranking import Lists, at_places, namespace
 from .typical import Typical, withstands
 
 # Scores near the top are below 32 in size, so their float32 rounding stays below this.
 ROUNDING = 8e-6
 _HEAD = 256
-_COARSE = 4.0 ** -np.arange(12)
-_FINE = 4.0 ** (np.arange(12) / 12)
+_COARSE = (4.0 ** -np.arange(12)).astype(np.float32)
+_FINE = (4.0 ** (np.arange(12) / 12)).astype(np.float32)
+_ONCE = (4.0 ** -(np.arange(48) / 4)).astype(np.float32)
 _MOST = 25.0
 _LOUDEST = 22.9
 
@@ -59,10 +60,13 @@ def max_drift(
     # Beyond this, nothing is gained and exponentials overflow.
     cap = _MOST * xp.minimum(1 / settings.inverse, 1)
     most = xp.minimum(from_margin(margin, 1 / settings.inverse), cap).astype(xp.float32)
-    array = (lambda a: a.astype(np.float32)) if xp is np else (lambda a: xp.array(a, dtype=xp.float32))
-    coarse = most * array(_COARSE)[None]
+    if xp is not np:
+        # One round on a finer grid: on a GPU the number of operations counts, not their size.
+        errors = most * xp.array(_ONCE)[None]
+        return _largest(xp, errors, check(errors))
+    coarse = most * _COARSE[None]
     passed = _largest(xp, coarse, check(coarse))
-    fine = xp.minimum(passed * array(_FINE)[None], most)
+    fine = xp.minimum(passed * _FINE[None], most)
     return xp.maximum(passed, _largest(xp, fine, check(fine)))
 
 
@@ -77,8 +81,8 @@ class _Check:
         xp, count = namespace(scores), scores.shape[-1]
         self.xp, self.lists, self.settings, self.stages, self.typical = xp, lists, settings, stages, typical
         place = xp.arange(count, dtype=xp.int32)[None]
-        self.score = xp.take_along_axis(scores, drawn, axis=-1)
-        self.z = xp.take_along_axis(lists.z, drawn, axis=-1)
+        self.score = at_places(scores, drawn)
+        self.z = at_places(lists.z, drawn)
         others = xp.where((place == drawn) | (lists.z == -np.inf), -np.inf, scores)
         self.peak = _running_max(xp, others)
         self.xtc = "xtc" in settings.columns
@@ -99,7 +103,7 @@ class _Check:
         low = self._z(xp.minimum(run.last[1], count) - 1)
         edge = low - 2 * error * (1 + 1e-6) - xp.abs(low) * 2.0**-22
         stop = reaching(self.lists.z, edge)
-        best = xp.take_along_axis(self.peak, xp.maximum(stop - 1, 0), axis=-1)
+        best = at_places(self.peak, xp.maximum(stop - 1, 0))
         if self.xtc:
             best = xp.where(run.first[0] == 0, best, self._between(run.first[0], stop, reach))
         ahead = (self.score - best - ROUNDING) / self.settings.inverse >= 2 * error * (1 - 1e-6)
@@ -113,7 +117,7 @@ class _Check:
         return good
 
     def _z(self, place: Any) -> Any:
-        return self.xp.take_along_axis(self.ranked, self.xp.minimum(place, self.lists.z.shape[-1]), axis=-1)
+        return at_places(self.ranked, self.xp.minimum(place, self.lists.z.shape[-1]))
 
     def _between(self, first: Any, stop: Any, reach: Any) -> Any:
         xp = self.xp
@@ -121,7 +125,7 @@ class _Check:
         place = xp.arange(self.head.shape[-1], dtype=xp.int32)[None, None]
         inside = (place >= start[:, :, None]) & (place < stop[:, :, None])
         head = xp.where(inside, self.head, -np.inf).max(axis=-1)
-        return xp.maximum(head, xp.take_along_axis(self.tail, xp.maximum(stop - 1, 0), axis=-1))
+        return xp.maximum(head, at_places(self.tail, xp.maximum(stop - 1, 0)))
 
 
 def _running_max(xp: Any, a: Any) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from .ranking import Lists, namespace
+from .ranking import Lists, at_places, namespace
 
 TIE = 1e-6
 
@@ -112,7 +112,7 @@ class At:
         """Mass of the first `last` positions."""
         xp, count = namespace(last), self.lists.z.shape[-1]
         before, total = self.lists.masses(self.beta if self.hot else None)
-        return xp.where(last > count, total, xp.take_along_axis(before, xp.minimum(last, count), axis=-1))
+        return xp.where(last > count, total, at_places(before, xp.minimum(last, count)))
 
     def shorten(self, run: Run, off: Any, low: Any, high: Any) -> Run:
         """The run with `last` no more than these counts, where the filter is on."""
@@ -156,7 +156,7 @@ def _top_p(at: At, run: Run) -> Run:
     xp, off = namespace(p), p > 1
     run = at.settled(run, off)
     p = xp.where(off, 0.5, p * (1 - TIE))
-    start = xp.take_along_axis(at.before, run.first[0], axis=-1)
+    start = at_places(at.before, run.first[0])
     low = p / (p + (1 - p) * at.tilt) * (1 - at.slack)
     high = p / (p + (1 - p) / at.tilt) * (1 + at.slack)
     low, high = (
@@ -177,14 +177,14 @@ def _min_p(at: At, run: Run) -> Run:
 
 def _best(z: Any, run: Run) -> Any:
     xp = namespace(z)
-    return xp.take_along_axis(z, xp.minimum(run.first[0], z.shape[-1] - 1), axis=-1)
+    return at_places(z, xp.minimum(run.first[0], z.shape[-1] - 1))
 
 
 def _xtc(at: At, run: Run) -> Run:
     threshold = at.settings.columns["xtc"]
     xp, off = namespace(threshold), threshold > 1
     run = at.settled(run, off)
-    start = xp.take_along_axis(at.before, run.first[0], axis=-1)
+    start = at_places(at.before, run.first[0])
     threshold = xp.where(off, 0.5, xp.maximum(threshold * (1 - TIE), 1e-30))
     # p >= threshold, with the rest of the mass moving against the id or with it.
     low = (
@@ -220,12 +220,14 @@ def leading(rows: Any, bound: Any, holds: Any) -> Any:
     What holds for an entry must hold for all before it.
     """
     xp, count = namespace(rows), rows.shape[-1]
-    if count * bound.shape[-1] <= 2048:
+    size = count * bound.shape[-1]
+    # On the host both ways give the same counts; elsewhere the choice must not depend on the siblings.
+    if size * len(rows) <= 1 << 17 if xp is np else size <= 2048:
         return holds(rows[:, None, :], bound[:, :, None]).sum(axis=-1).astype(xp.int32)
     low = xp.zeros(bound.shape, dtype=xp.int32)
     high = low + count
     for _ in range(count.bit_length()):
         middle = (low + high) // 2
-        here = holds(xp.take_along_axis(rows, xp.minimum(middle, count - 1), axis=-1), bound) & (low < high)
+        here = holds(at_places(rows, xp.minimum(middle, count - 1)), bound) & (low < high)
         low, high = xp.where(here, middle + 1, low), xp.where(here, high, middle)
     return low

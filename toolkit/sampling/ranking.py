@@ -25,6 +25,14 @@ def namespace(array: Any) -> Any:
     return mx if isinstance(array, mx.array) else np
 
 
+def at_places(array: Any, places: Any) -> Any:
+    """Entries of each row of [rows, n] at its own places [rows, k]."""
+    if isinstance(array, np.ndarray):
+        # What np.take_along_axis does, without its checks: most of these arrays are tiny.
+        return array[np.arange(len(array))[:, None], places]
+    return mx.take_along_axis(array, places, axis=-1)
+
+
 @dataclass(frozen=True, eq=False)
 class Lists:
     """The candidates of some rows, in NumPy or MLX.

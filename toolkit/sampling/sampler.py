@@ -274,8 +274,10 @@ class _Step:
         back = np.argsort(rows)
         columns_ = zip(*(values for _, values in parts), strict=True)
         if self.xp is np:
-            return tuple(np.concatenate(c)[back] for c in columns_)
-        return tuple(mx.concatenate(c)[mx.array(back)] for c in columns_)
+            merged = [np.concatenate(c)[back] for c in columns_]
+        else:
+            merged = [mx.concatenate(c)[mx.array(back)] for c in columns_]
+        return merged[0], merged[1], merged[2], merged[3]
 
     # Draws from the global generator.
 
@@ -340,8 +342,10 @@ class _Step:
         margins = xp.where(bad | xp.isinf(margins), undefined, margins)
         logprobs, drift = (xp.where(bad, undefined, a) for a in (logprobs, drift))
         tokens = xp.clip(tokens, 0, self.vocab - 1)
-        arrays = [a if xp is mx else mx.array(a) for a in (tokens, logprobs, margins, drift, bad)]
-        return Drawn(*arrays, self._top(), self.errors, self.logits)
+        tokens, logprobs, margins, drift, bad = (
+            a if xp is mx else mx.array(a) for a in (tokens, logprobs, margins, drift, bad)
+        )
+        return Drawn(tokens, logprobs, margins, drift, bad, self._top(), self.errors, self.logits)
 
     def _top(self) -> tuple[mx.array, mx.array] | None:
         asked = np.array([r.logprobs for r in self.sampler.requests])

@@ -16,6 +16,7 @@ CUDA = r"""
 #define LANE (threadIdx.x)
 #define PLACE (blockIdx.x)
 #define ROW (blockIdx.y)
+#define UNROLL _Pragma("unroll")
 #define LOG(x) logf(x)
 #define EXP(x) expf(x)
 #define MINUS_INFINITY (-__int_as_float(0x7f800000))
@@ -31,6 +32,7 @@ METAL = r"""
 #define LANE (thread_position_in_threadgroup.x)
 #define PLACE (threadgroup_position_in_grid.x)
 #define ROW (threadgroup_position_in_grid.y)
+#define UNROLL _Pragma("clang loop unroll(full)")
 #define LOG(x) metal::precise::log(x)
 #define EXP(x) metal::precise::exp(x)
 #define MINUS_INFINITY (-INFINITY)
@@ -112,6 +114,7 @@ PART = r"""
   float value[PER];
   float top = MINUS_INFINITY;
   bool broken = false;
+  UNROLL
   for (int n = 0; n < PER; ++n) {
     int id = first + lane + 256 * n;
     value[n] = id < VOCAB ? (float)logits[(size_t)row * VOCAB + id] : MINUS_INFINITY;
@@ -141,13 +144,16 @@ PART = r"""
   mine.chosen = 0.0f;
   mine.id = EMPTY;
   const float heat = inverse[row], noisy = scale[row];
+  UNROLL
   for (int block = 0; block < 4; ++block) {
+    UNROLL
     for (int quarter = 0; quarter < 4; ++quarter) {
       word j = (word)(lane + 256 * quarter);
       pair_of_words words;
       words.a = 0x80000000u;
       words.b = 0x80000000u;
       if (noisy != 0.0f) words = threefry(block_keys[2 * block], block_keys[2 * block + 1], j, j + 1024u);
+      UNROLL
       for (int half = 0; half < 2; ++half) {
         int n = 8 * block + 4 * half + quarter;
         if (value[n] == MINUS_INFINITY) continue;

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .filters import TIE, At, Run, Settings, leading, surviving
-from .ranking import Lists, namespace
+from .ranking import Lists, at_places, namespace
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +57,15 @@ def typical(lists: Lists, settings: Settings, stages: tuple[str, ...]) -> Typica
     off_by = xp.abs(surprise - (p * surprise).sum(axis=-1, keepdims=True))
     off_by = xp.where(reached, off_by, np.inf)
     order = _argsort(xp, off_by)
-    off_by, p = (xp.take_along_axis(a, order, axis=-1) for a in (off_by, p))
+    off_by, p = (at_places(a, order) for a in (off_by, p))
     mass = xp.concatenate([p[:, :1] * 0, xp.cumsum(p, axis=-1)], axis=-1)
     bound = settings.columns["typical_p"] * (1 - TIE)
     kept = xp.minimum(leading(mass[:, :-1], bound, lambda m, b: m < b), run.last[0] - run.first[0])
     # Positions of the kept in ranked order, then the rest.
     back = _argsort(xp, order)
     front = _argsort(xp, xp.where(back < kept, place, place + count))
-    z = xp.where(place < kept, xp.take_along_axis(lists.z, front, axis=-1), -np.inf)
-    ids = xp.take_along_axis(lists.ids, front, axis=-1)
+    z = xp.where(place < kept, at_places(lists.z, front), -np.inf)
+    ids = at_places(lists.ids, front)
     tail = xp.where(place < kept, p, np.inf)[:, ::-1]
     least = (np.minimum.accumulate(tail, axis=-1) if xp is np else xp.cummin(tail, axis=-1))[:, ::-1]
     return Typical(Lists(z, ids, lists.shifted), off_by, mass, least, kept, lists, run, at, stages)
@@ -88,22 +88,22 @@ def withstands(t: Typical, error: Any) -> Any:
     spread = spread.sum(axis=-1, keepdims=True)
     moved = 2 * e + 2 * e * (tilt * spread + 2 * e) + 1e-5
     off_by = xp.concatenate([t.off_by, t.off_by[:, :1] * 0 + np.inf], axis=-1)
-    edge = xp.take_along_axis(off_by, t.kept - 1, axis=-1)
-    following = xp.take_along_axis(off_by, t.kept, axis=-1)
+    edge = at_places(off_by, t.kept - 1)
+    following = at_places(off_by, t.kept)
     all_kept = following == np.inf
     same = same & (all_kept | (following - edge > 2 * moved))
     # The kept reach the bound, and would not without any that may come last.
     bound = settings.columns["typical_p"]
-    share = xp.take_along_axis(t.mass, t.kept, axis=-1)
+    share = at_places(t.mass, t.kept)
     same = same & (all_kept | (share / (share + (1 - share) * tilt) > bound + 1e-5))
     start = leading(t.off_by, edge - 2 * moved, lambda a, b: a < b)
-    rest = share - xp.take_along_axis(t.least, xp.minimum(start, count - 1), axis=-1)
+    rest = share - at_places(t.least, xp.minimum(start, count - 1))
     return same & (rest * tilt / (rest * tilt + 1 - rest) < bound - 1e-5)
 
 
 def _apart(xp, z, edge, error):
-    low = xp.take_along_axis(z, edge, axis=-1)
-    high = xp.take_along_axis(z, xp.maximum(edge - 1, 0), axis=-1)
+    low = at_places(z, edge)
+    high = at_places(z, xp.maximum(edge - 1, 0))
     return (low == -np.inf) | (high - low > 2 * error * (1 + 1e-5) + 1e-5)
 
 
