@@ -52,7 +52,9 @@ def write(path: str | None, data: bytes) -> None:
     """Put bytes in a file, all of them or none; None is standard output."""
     if path is None:
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
+        rest = memoryview(data)
+        while rest:  # under PYTHONUNBUFFERED, a pipe that is full takes a part of it and says so
+            rest = rest[sys.stdout.buffer.write(rest) :]
         return
     target = Path(path).resolve()  # a link stays one, and its target changes
     if target.exists() and not target.is_file():  # a device or a pipe: there is nothing to replace
