@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..view.theme import labels
+from ..names import labels
 
 if TYPE_CHECKING:
     from ..study import FirstTokens, SeedMatrix

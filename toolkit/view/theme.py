@@ -6,11 +6,12 @@ chart relies on them alone, and each gives a shape, a place or a word as well.
 """
 
 import json
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import altair as alt
 import pandas as pd
+
+from ..names import labels as labels
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
@@ -72,28 +73,6 @@ def finish(chart: Chart, description: str, title: str = "", subtitle: str = "") 
     if title:
         chart = chart.properties(title=alt.TitleParams(title, subtitle=subtitle or alt.Undefined))
     return chart.properties(description=description, padding=4).configure(**CONFIG)
-
-
-def labels(tokens: Iterable[int], texts: Iterable[str], limit: int = 14) -> list[str]:
-    """Short, readable and distinct names of tokens, for an axis.
-
-    One leading space is left out, since nearly every word has it. Two tokens that would read alike get
-    their ids added.
-    """
-    pairs = list(zip((int(t) for t in tokens), texts, strict=True))
-    short = {token: _short(text, limit) for token, text in pairs}
-    count: dict[str, int] = {}
-    for name in short.values():
-        count[name] = count.get(name, 0) + 1
-    return [short[t] if count[short[t]] == 1 else f"{short[t]} #{t}" for t, _ in pairs]
-
-
-def _short(text: str, limit: int) -> str:
-    if text and not text.strip(" "):
-        return f"{len(text)} spaces" if len(text) > 1 else "space"
-    text = text.removeprefix(" ").replace("\n", "\\n").replace("\t", "\\t")
-    text = "".join(c if c.isprintable() else "?" for c in text) or "(empty)"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def named(name: str, lines: pd.DataFrame | Records) -> alt.InlineData:
