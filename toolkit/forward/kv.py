@@ -51,6 +51,7 @@ class Slab:
     values: list[mx.array] = field(default_factory=list)
     rows: list[Hashable | None] = field(default_factory=list)
     blank: bool = True
+    touched: set[int] = field(default_factory=set)
 
     @property
     def used(self) -> int:
@@ -101,6 +102,7 @@ class KVStore:
             self._grow(slab, len(rows) - len(free))
             free = [slot for slot, row in enumerate(slab.rows) if row is None]
             for row, slot in zip(rows, free, strict=False):
+                self._wipe(slab, slot)
                 old = self.places.get(row)
                 slab.rows[slot] = row
                 self.places[row] = Place(slab, slot, old.length if old else 0)
@@ -158,6 +160,13 @@ class KVStore:
         else:
             slab.keys, slab.values = fresh_keys, fresh_values
         slab.rows += [None] * by
+
+    def _wipe(self, slab: Slab, slot: int) -> None:
+        """Clear what an earlier row left: masked keys count for nothing, unless they aren't finite."""
+        if slot in slab.touched:
+            for array in (*slab.keys, *slab.values):
+                array[slot] = 0
+        slab.touched.add(slot)
 
     def _copy(self, old: Place, new: Place) -> None:
         length = old.length

@@ -150,7 +150,8 @@ class _Step:
     def _kept(self, capacity: str, kept: mx.array, new: mx.array) -> mx.array:
         """A slab with the step's keys (or values) in it."""
         if f"b{capacity}" in self.arrays:  # it was blank: gathering it is faster than writing into it
-            return _take(new[:, :, 0], self.arrays[f"b{capacity}"])
+            new = mx.pad(new[:, :, 0], [(0, 1), (0, 0), (0, 0)])
+            return _take(new, self.arrays[f"b{capacity}"])
         if f"w{capacity}" in self.arrays:
             lines = kept.reshape(-1, *kept.shape[2:])
             lines[self.arrays[f"f{capacity}"]] = _take(new[:, :, 0], self.arrays[f"w{capacity}"])
@@ -353,7 +354,8 @@ class PackedForward:
         for capacity, slab in slabs.items():
             line, where = np.concatenate(lines[capacity]), np.concatenate(wheres[capacity])
             if slab.blank and 2 * len(line) >= len(slab.rows) * capacity:
-                made = np.zeros(len(slab.rows) * capacity, np.int32)
+                # The rest is zero: even masked, another row's token would get through if it weren't finite.
+                made = np.full(len(slab.rows) * capacity, layout.size, np.int32)
                 made[line] = where
                 arrays[f"b{capacity}"] = made.reshape(len(slab.rows), capacity)
                 continue
