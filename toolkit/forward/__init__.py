@@ -30,8 +30,7 @@ def build(model: Model, name: str, invariant: bool | str) -> tuple[Forward, bool
             raise ValueError(f'invariant=True with forward="{name}": only forward="packed" can be batch-invariant')
         return (PaddedForward(model) if name == "padded" else SequentialForward(model)), False
     try:
-        shapes, verdict = resolve(model, invariant)
-        return PackedForward(model, shapes), verdict
+        return resolve(model, invariant)
     except Unpackable as error:
         if invariant is True:
             raise ValueError(f'invariant=True: {model.name} can\'t run packed: {error}; use forward="sequential"') from None

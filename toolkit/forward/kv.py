@@ -76,10 +76,12 @@ class KVStore:
         One a layer that keeps a cache.
     bucket : int
         Capacities are whole numbers of buckets (tokens), by `steps`.
+    skip : tuple of int
+        Capacities that are passed over.
     """
 
-    def __init__(self, geometry: list[Geometry], bucket: int):
-        self.geometry, self.bucket = geometry, bucket
+    def __init__(self, geometry: list[Geometry], bucket: int, skip: tuple[int, ...] = ()):
+        self.geometry, self.bucket, self.skip = geometry, bucket, skip
         self.slabs: dict[int, Slab] = {}
         self.places: dict[Hashable, Place] = {}
 
@@ -95,7 +97,7 @@ class KVStore:
         for row, length in lengths.items():
             place = self.places.get(row)
             if place is None or length > place.slab.capacity:
-                wanted.setdefault(self.bucket * steps(-(-length // self.bucket)), []).append(row)
+                wanted.setdefault(self._capacity(length), []).append(row)
         for capacity, rows in wanted.items():
             slab = self.slabs.setdefault(capacity, Slab(capacity))
             free = [slot for slot, row in enumerate(slab.rows) if row is None]
@@ -146,6 +148,12 @@ class KVStore:
         for capacity, (keys, values) in taken.items():
             slab = self.slabs[int(capacity)]
             slab.keys, slab.values = list(keys), list(values)
+
+    def _capacity(self, length: int) -> int:
+        capacity = self.bucket * steps(-(-length // self.bucket))
+        while capacity in self.skip:
+            capacity = self.bucket * steps(capacity // self.bucket + 1)
+        return capacity
 
     def _grow(self, slab: Slab, by: int) -> None:
         if by <= 0:

@@ -164,18 +164,18 @@ def _calls(spans: Sequence[Placed], first: list[int], single: dict[int, list[int
     """What shares a call: `(capacity, queries, keys, pieces)`."""
     calls = []
     for capacity, members in single.items():
-        keys = min(capacity, round_up(max(spans[i].stop for i in members), shapes.bucket))
+        keys = min(capacity, capacity if coarse else shapes.keys(max(spans[i].stop for i in members)))
         calls.append((capacity, 1, keys, [_Piece(first[i], spans[i].start, 1, spans[i].slot) for i in members]))
     shared: dict[tuple[int, ...], list[_Piece]] = defaultdict(list)
     for i in long:
         span = spans[i]
         for skip in range(0, span.count, piece):
             p = _Piece(first[i] + skip, span.start + skip, min(piece, span.count - skip), span.slot)
-            key = (skip,) if coarse else (round_up(p.count, shapes.block), round_up(p.position + p.count, shapes.bucket))
+            key = (skip,) if coarse else (round_up(p.count, shapes.block), shapes.keys(p.position + p.count))
             shared[span.capacity, *key].append(p)
     step = shapes.bucket if coarse else shapes.block
     for (capacity, *_), pieces in sorted(shared.items()):
         queries = round_up(max(p.count for p in pieces), step)
-        keys = min(capacity, round_up(max(p.position + p.count for p in pieces), shapes.bucket))
+        keys = min(capacity, shapes.keys(max(p.position + p.count for p in pieces)))
         calls.append((capacity, queries, keys, pieces))
     return calls

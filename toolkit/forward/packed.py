@@ -152,9 +152,13 @@ class _Step:
         if f"b{capacity}" in self.arrays:  # it was blank: gathering it is faster than writing into it
             new = mx.pad(new[:, :, 0], [(0, 1), (0, 0), (0, 0)])
             return _take(new, self.arrays[f"b{capacity}"])
-        if f"w{capacity}" in self.arrays:
-            lines = kept.reshape(-1, *kept.shape[2:])
-            lines[self.arrays[f"f{capacity}"]] = _take(new[:, :, 0], self.arrays[f"w{capacity}"])
+        if f"f{capacity}" in self.arrays:
+            lines, line = kept.reshape(-1, *kept.shape[2:]), self.arrays[f"f{capacity}"]
+            if f"w{capacity}" in self.arrays:
+                lines[line] = _take(new[:, :, 0], self.arrays[f"w{capacity}"])
+            else:  # all of the slab's rows, in order
+                token = next(g.token for g in self.groups if g.slab == capacity)
+                lines[line] = new[token : token + len(line), :, 0]
             return lines.reshape(kept.shape)
         return kept
 
@@ -173,6 +177,7 @@ class _Tracing:
         self.apart = set(apart)
         self.fits = True
         self.geometry: dict[int, Geometry] = {}
+        self.heads: dict[int, int] = {}
 
     def attend(self, position: int, window: int | None, fresh: bool, queries: mx.array, keys: mx.array,
                values: mx.array, *_: Any) -> mx.array:
@@ -180,6 +185,7 @@ class _Tracing:
         geometry = Geometry(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3], keys.dtype)
         if self.geometry.setdefault(position, geometry) != geometry:
             raise Unpackable("one layer attends over different keys")
+        self.heads[position] = queries.shape[1]
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
 
 
@@ -204,10 +210,11 @@ class PackedForward:
         self.view = selecting(model.module)
         self.names = modules_of(model.module)
         self.apart: set[int] = set()
-        geometry = self._discover()
+        geometry, heads = self._discover()
+        self.attending = sorted({(g, heads[position]) for position, g in geometry.items()}, key=str)
         self.layers = {position: layer for layer, position in enumerate(geometry)}
         smallest = max(shapes.bucket, 128 if self.cpu else 256)
-        self.store = KVStore(list(geometry.values()), smallest)
+        self.store = KVStore(list(geometry.values()), smallest, shapes.skip)
         self.piece = smallest if self.cpu else 4 * smallest
         self.compile = not self.cpu if compile is None else compile
         self._compiled: dict[tuple, Any] = {}
@@ -301,8 +308,8 @@ class PackedForward:
 
         return [build(c) for c in mlx_cache.make_prompt_cache(self.model.module)]
 
-    def _discover(self) -> dict[int, Geometry]:
-        """Each layer's cache geometry, from a forward that is traced and never computed."""
+    def _discover(self) -> tuple[dict[int, Geometry], dict[int, int]]:
+        """Each layer's cache geometry and query heads, from a forward that is traced and never computed."""
         for _ in range(2):  # again, where layers turn out to keep a part of their keys apart
             step = _Tracing(self.apart)
             caches = self.caches(step)
@@ -328,7 +335,7 @@ class PackedForward:
             raise Unpackable("queries and keys of one layer differ in width")
         if not step.geometry:
             raise Unpackable("its layers don't attend through scaled_dot_product_attention with a KV cache")
-        return dict(sorted(step.geometry.items()))
+        return dict(sorted(step.geometry.items())), step.heads
 
     def _plan(self, spans: Sequence[Span], carried: bool) -> tuple[tuple[Group, ...], dict[str, np.ndarray], int]:
         places = [self.store.places[s.row] for s in spans]
@@ -358,6 +365,11 @@ class PackedForward:
                 made = np.full(len(slab.rows) * capacity, layout.size, np.int32)
                 made[line] = where
                 arrays[f"b{capacity}"] = made.reshape(len(slab.rows), capacity)
+                continue
+            alone = sum(s.capacity == capacity and s.count == 1 for s in placed)
+            sliced = any(g.slab == str(capacity) and g.token >= 0 for g in layout.groups)
+            if sliced and len(line) == alone == len(slab.rows):
+                arrays[f"f{capacity}"] = line[np.argsort(where)].astype(np.int32)
                 continue
             # Written twice, with the same values, so that the number of writes is one of few.
             spare = round_up(len(line), self.shapes.tile) - len(line)

@@ -24,12 +24,22 @@ class Shapes:
         query block, the folded rows count.
     bucket : int
         Keys of one attention call come in multiples of this; those past a query's position are masked.
+    skip : tuple of int
+        Multiples of the bucket that are passed over, since a kernel cuts its sums otherwise there.
     """
 
     tile: int = 1
     head: int = 1
     block: int = 1
     bucket: int = 1
+    skip: tuple[int, ...] = ()
+
+    def keys(self, count: int) -> int:
+        """The number of keys that a call takes which needs `count`."""
+        keys = round_up(count, self.bucket)
+        while keys in self.skip:
+            keys += self.bucket
+        return keys
 
     @property
     def plain(self) -> bool:
