@@ -181,7 +181,11 @@ class Notebook:
 
     def picture(self, nth: int = 0) -> "Live":
         """The n-th explorer's picture."""
-        return Live(self, self.page.locator(".toolkit-picture").nth(nth))
+        place = self.page.locator(".toolkit-picture").nth(nth)
+        self.page.wait_for_function(
+            "n => document.querySelectorAll('.toolkit-picture')[n]?.dataset.drawn", arg=nth
+        )
+        return Live(self, place)
 
     def control(self, label: str, nth: int = 0) -> Locator:
         """The control with this accessible name: what a screen reader says."""
@@ -219,7 +223,8 @@ class Live:
 
     def figures(self) -> list[str]:
         """The aria-labels of all marks, in drawing order."""
-        return self.place.evaluate("""el => [...el.querySelectorAll('[aria-roledescription][aria-label]')]
+        return self.place.evaluate("""el => [...el.querySelectorAll('[role=graphics-symbol][aria-label]')]
+            .filter(mark => !/axis|legend|title|cap/.test(mark.getAttribute('aria-roledescription')))
             .map(mark => mark.getAttribute('aria-label'))""")
 
     def words(self) -> str:

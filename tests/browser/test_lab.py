@@ -6,21 +6,25 @@ from lab import Lab
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 SLIDER = """
+import altair as alt
 import ipywidgets as widgets
-from toolkit.view.picture import Picture
-import threading
-slider = widgets.IntSlider(value=3, min=0, max=9, description="Height")
-slider.add_class("probe")
-picture, threads = Picture(selector="path"), set()
-def draw(_=None):
-    threads.add(threading.current_thread().name)
-    h = slider.value
-    picture.draw(f'<svg width="100" height="50" viewBox="0 0 100 50"><path d="M0,0h{10 * h}v9h-90Z" '
-                 f'aria-roledescription="bar" aria-label="height: {h}"/></svg>', f"a bar of height {h}")
-slider.observe(draw, "value")
-draw()
-picture.observe(lambda c: setattr(slider, "value", 9), "clicked")
-widgets.HBox([slider, picture])
+from toolkit.view.explorer import Explorer, whole
+from toolkit.view.theme import finish, named
+
+class Probe(Explorer):
+    def __init__(self):
+        self.height = whole("Height", 3, 0, 9)
+        super().__init__([self.height], selector=".mark-rect path")
+        self.picture.observe(lambda _: setattr(self.height, "value", 9), "clicked")
+    def show(self):
+        lines = [{"name": "bar", "height": self.height.value}]
+        bars = alt.Chart(named("bars", lines)).mark_bar().encode(x="height:Q", y="name:N")
+        words = f"A bar of height {self.height.value}."
+        self.draw("bar", lambda: finish(bars, "bar"), {"bars": lines}, words)
+        return words
+
+probes = Probe(), Probe()
+widgets.VBox([probe.box for probe in probes])
 """
 CHART = """
 import sys; sys.path.insert(0, {tests!r})
@@ -47,23 +51,37 @@ def test_a_control_moved_twice_redraws_twice_and_nothing_leaves_the_loopback(ope
     page.run_all()
     assert page.errors() == []
     assert set(page.strays) == {"https://example.org/x.png"}
-    picture = page.picture()
-    handle = page.page.locator(".probe .noUi-handle")
-    assert picture.figures() == ["height: 3"]
+    first, second = page.picture(0), page.picture(1)
+    handle = page.control("Height")
+    assert first.figures() == ["height: 3; name: bar"]
     for expected in (4, 5):
-        spent = picture.after(lambda: handle.press("ArrowRight"))
-        assert picture.figures() == [f"height: {expected}"]
-        assert picture.words() == f"a bar of height {expected}"
+        spent = first.after(lambda: handle.press("ArrowRight"))
+        assert first.figures() == [f"height: {expected}; name: bar"]
+        assert first.words() == f"A bar of height {expected}."
         assert 0 < spent < 2000
-    picture.after(lambda: page.page.locator(".toolkit-picture path").click())
-    assert picture.figures() == ["height: 9"]
+    first.after(lambda: first.place.locator(".mark-rect path").click())
+    assert first.figures() == ["height: 9; name: bar"]
+    first.after(lambda: handle.press("ArrowLeft"))
+    first.after(lambda: first.place.locator(".mark-rect path").press("Enter"))
+    assert first.figures() == ["height: 9; name: bar"]
+    assert second.figures() == ["height: 3; name: bar"]  # two live side by side
+
+
+def test_an_explorer_works_again_after_a_restart_of_the_kernel(opened, scratch):
+    page = opened(scratch)
+    page.run_all()
+    page.restart()
+    page.run_all()
+    assert page.errors() == []
+    picture = page.picture()
+    picture.after(lambda: page.control("Height").press("ArrowRight"))
+    assert picture.figures() == ["height: 4; name: bar"]
 
 
 def test_stored_charts_show_their_figures_in_both_themes_and_widths(opened, scratch):
     page = opened(scratch)
     page.run_all()
-    drawn = page.page.locator(".jp-RenderedVegaCommon5 svg, .jp-RenderedVegaLite svg, .vega-embed svg")
-    drawn.nth(2).wait_for()
+    page.page.locator(".jp-OutputArea .vega-embed svg").nth(4).wait_for()
     labels = page.page.locator(".vega-embed [aria-roledescription=bar]")
     assert any("toy #100" in (label.get_attribute("aria-label") or "") for label in labels.all())
     for dark in (False, True):

@@ -41,7 +41,7 @@ def drift(frame: pd.DataFrame, *, width: int = 380, title: str = "") -> Chart:
     points = base.mark_point(filled=True, size=80, opacity=1).encode(
         x=x, color=colour, shape=alt.Shape("run:N", scale=alt.Scale(domain=runs, range=shapes[: len(runs)]))
     )
-    words = base.mark_text(align="left", dx=8, fontSize=11, color=TEXT).encode(x=x, text="says:N")
+    words = base.mark_text(aria=False, align="left", dx=8, fontSize=11, color=TEXT).encode(x=x, text="says:N")
     equal = int((frame["max_abs"] == 0).sum())
     sentence = (
         f"{equal} of {len(frame)} runs have the alone run's bits; the largest difference is "
@@ -95,7 +95,7 @@ def margins(frame: pd.DataFrame, drift: float | None = None, *, width: int = 460
         base = alt.Chart(named("drift", line))
         layers.append(base.mark_rule(color=VERMILLION, strokeDash=[4, 3], strokeWidth=2).encode(x="drift:Q"))
         layers.append(
-            base.mark_text(align="left", dx=5, baseline="top", color=TEXT).encode(
+            base.mark_text(aria=False, align="left", dx=5, baseline="top", color=TEXT).encode(
                 x="drift:Q", y=alt.value(2), text="says:N"
             )
         )

@@ -50,6 +50,21 @@ def skeleton(out: Any) -> Any:
     return bare
 
 
+def named_data(out: Any) -> dict[str, Any]:
+    """The data of a specification that have names, by name."""
+    found: dict[str, Any] = {}
+    if isinstance(out, list):
+        for part in out:
+            found |= named_data(part)
+    elif isinstance(out, dict):
+        data = out.get("data")
+        if isinstance(data, dict) and "name" in data:
+            found[data["name"]] = data["values"]
+        for part in out.values():
+            found |= named_data(part)
+    return found
+
+
 def mimebundle(chart: Chart) -> Bundle:
     """Data and metadata that Jupyter displays: Vega-Lite 5, a PNG and the chart's description."""
     return _bundle(spec(chart))

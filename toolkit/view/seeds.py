@@ -123,9 +123,9 @@ def _drawn(policy: str, lines: Records, width: int) -> Chart:
     x = alt.X("share:Q", title="share of seeds (tick: exact)", axis=SPARSE)
     bars = base.mark_bar(color=ORANGE, height=ROW - 7).encode(x=x, tooltip=["label:N", "count:Q", "p:Q"])
     possible = base.transform_filter("datum.p > 0")
-    ticks = possible.mark_tick(color=BLUE, thickness=2, height=ROW - 3, opacity=1).encode(x="p:Q")
+    ticks = possible.mark_tick(aria=False, color=BLUE, thickness=2, height=ROW - 3, opacity=1).encode(x="p:Q")
     seen = base.transform_filter("datum.count > 0")
-    words = seen.mark_text(align="left", dx=5, color=TEXT).encode(x=x, text="count:Q")
+    words = seen.mark_text(aria=False, align="left", dx=5, color=TEXT).encode(x=x, text="count:Q")
     return alt.layer(bars, ticks, words).properties(width=width, height=ROW * len(lines), title=policy)
 
 
@@ -140,13 +140,17 @@ def reading(matrix: pd.DataFrame) -> str:
     return "every column is constant: only the sibling's seed counts" if columns else "both seeds count"
 
 
-def seed_matrix(frame: pd.DataFrame, *, columns: int = 2, title: str = "") -> Chart:
+def seed_matrix(frame: pd.DataFrame, *, columns: int = 2, subtitles: bool = True, title: str = "") -> Chart:
     """My first token, for my own seed (down) and a sibling's (across), a panel per policy.
 
     Parameters
     ----------
     frame : DataFrame
         One row per cell: policy, row, sibling, seed, sibling_seed, token, text.
+    columns : int
+        Panels side by side.
+    subtitles : bool
+        Say over each panel what it shows.
     """
     axis = alt.Axis(labelAngle=0, ticks=False, domain=False, labelPadding=5)
     me, sibling = frame["row"].iloc[0], frame["sibling"].iloc[0]
@@ -164,12 +168,14 @@ def seed_matrix(frame: pd.DataFrame, *, columns: int = 2, title: str = "") -> Ch
         cells = base.mark_rect(stroke="#80808080").encode(
             color=alt.Color("fill:N", scale=None), tooltip="label:N"
         )
-        words = base.mark_text(fontSize=11).encode(text="label:N", color=alt.Color("ink:N", scale=None))
+        words = base.mark_text(aria=False, fontSize=11).encode(
+            text="label:N", color=alt.Color("ink:N", scale=None)
+        )
         panels.append(
             alt.layer(cells, words).properties(
                 width=cell * part["sibling_seed"].nunique(),
                 height=(ROW + 2) * part["seed"].nunique(),
-                title=alt.TitleParams(str(policy), subtitle=said),
+                title=alt.TitleParams(str(policy), subtitle=said if subtitles else alt.Undefined),
             )
         )
     chart = alt.concat(*panels, columns=columns, spacing=24)

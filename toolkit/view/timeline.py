@@ -72,8 +72,10 @@ def timeline(
         ),
     )
     said = base.transform_filter("datum.says != ''")
-    words = said.mark_text(dy=-13, fontSize=11, color=TEXT).encode(text="says:N")
-    together = base.transform_filter("datum.event == 'forward'").mark_line(color=TEXT, strokeWidth=1.5)
+    words = said.mark_text(aria=False, dy=-13, fontSize=11, color=TEXT).encode(text="says:N")
+    together = base.transform_filter("datum.event == 'forward'").mark_line(
+        aria=False, color=TEXT, strokeWidth=1.5
+    )
     cursor = alt.Chart(named("cursor", [] if at is None else [{"at": at}]))
     here = cursor.mark_bar(color=YELLOW, opacity=0.45, width=alt.RelativeBandSize(1)).encode(x=x)
     layers = alt.layer(here, together.encode(detail="at:O"), points, words)
@@ -107,7 +109,7 @@ def _says(event: dict[str, Any]) -> str:
 def _strips(events: Sequence[dict[str, Any]], step: float) -> dict[str, Records]:
     """Runs of events in the same phase, and over the same state of the generator."""
     phases = _runs([str(e["phase"]).replace("_", " ") for e in events])
-    states = _runs([e["state"] for e in events])
+    states = _runs(_known([e["state"] for e in events]))
     # A state that a seeding made is named after the seed; another by its last digits.
     seeds = {at: f"seed {int(e['seed'])}" for at, e in enumerate(events) if e["event"] == "seed"}
     colours = [ORANGE, SKY, PURPLE, YELLOW, GREEN]
@@ -115,9 +117,18 @@ def _strips(events: Sequence[dict[str, Any]], step: float) -> dict[str, Records]
     for value, first, stop in phases:
         out["phase"].append(_box(first, stop, value, "#BBBBBB", step))
     for number, (value, first, stop) in enumerate(states):
-        name = seeds.get(first, value[-4:]) if value else _UNUSED
+        name = seeds.get(first, value if value == "before" else f"…{value[-4:]}") if value else _UNUSED
         colour = colours[number % len(colours)] if value else "#BBBBBB"
         out["generator"].append(_box(first, stop, name, colour, step))
+    return out
+
+
+def _known(states: Sequence[str]) -> list[str]:
+    """The state at each event: what the last event that touched the generator left."""
+    out, last = [], "before" if any(states) else ""
+    for state in states:
+        last = state or last
+        out.append(last)
     return out
 
 
@@ -151,5 +162,7 @@ def _band(name: str, lines: Records, events: int, step: float) -> Chart:
     boxes = base.mark_rect(stroke=TEXT, strokeWidth=0.5).encode(
         x=x, x2="stop:Q", y=lane, color=fill, tooltip="name:N"
     )
-    words = base.mark_text(fontSize=11, color="black").encode(x="middle:Q", y=lane, text="short:N")
+    words = base.mark_text(aria=False, fontSize=11, color="black").encode(
+        x="middle:Q", y=lane, text="short:N"
+    )
     return alt.layer(boxes, words).properties(width=step * events, height=ROW)
