@@ -24,9 +24,10 @@ from .spans import Span
 
 LENGTHS = (13, 8, 3)
 FARTHEST = 30_000
-ROUNDING = 0.01
-"""What rounding may make in single precision. Tiny models of every family make 2e-4 and less, code that is wrong
-0.1 and more, even where a window hides a single key."""
+ROUNDING = {"float32": 0.001, "float16": 0.006, "bfloat16": 0.024}
+"""What rounding may make, times the square root of twice the number of layers. Tiny models of every family
+make half of that and less; code that is wrong makes 0.1 and more, even where a window hides a single key."""
+MOST = 0.25
 
 _seen: weakref.WeakKeyDictionary[Model, float] = weakref.WeakKeyDictionary()
 _allowed: weakref.WeakKeyDictionary[Model, float] = weakref.WeakKeyDictionary()
@@ -56,16 +57,19 @@ def agrees(model: Model, forward: Any) -> float:
 def allowance(model: Model) -> float:
     """The largest difference that is put down to rounding.
 
-    In half precision that depends on the model: some times what its own decode differs by from its own prefill.
+    More where the model's own decode differs from its own prefill by more than that; never much.
     """
-    if model.dtype == "float32":
-        return ROUNDING
     if model not in _allowed:
-        prompts = _prompts(model, [n + 1 for n in LENGTHS])
+        layers = sum(1 for _ in _leaves(mlx_cache.make_prompt_cache(model.module)))
+        usual = ROUNDING.get(model.dtype, 0.024) * (2 * layers) ** 0.5
+        shortest = min(
+            _windows(model), default=max(LENGTHS) + 1
+        )  # beyond it, some differ by more than rounding
+        prompts = _prompts(model, [min(n + 1, shortest) for n in LENGTHS])
         new = mlx_cache.make_prompt_cache
         whole = [model.module(mx.array(p[None]), cache=new(model.module))[:, -1] for p in prompts]
         noise = np.median(_apart(mx.concatenate(whole), mx.concatenate(_own(model, prompts)[1])))
-        _allowed[model] = min(max(ROUNDING, 5 * float(noise)), 0.25)
+        _allowed[model] = min(max(usual, 5 * float(noise)), MOST)
     return _allowed[model]
 
 
