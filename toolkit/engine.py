@@ -89,7 +89,7 @@ class Engine:
         self.time = 0
         self.queue: list[Live] = []
         self.running: dict[tuple[str, int], Live] = {}
-        self._done: list[Completion] = []
+        self._done: list[tuple[int, Completion]] = []  # with the request's place in the order of submission
         self._flight: list[tuple[list[Live], Drawn, list[str]]] = []
         self._submitted = self._cohorts = 0
 
@@ -151,6 +151,9 @@ class Engine:
         list of Completion
             Of the rows that finished. They are handed over: the engine forgets them.
         """
+        return [completion for _, completion in self._step()]
+
+    def _step(self) -> list[tuple[int, Completion]]:
         before, self._flight = self._flight, []
         for work in self._plan():
             self._run(work)
@@ -178,21 +181,20 @@ class Engine:
             In the order of submission.
         """
         done: list[tuple[int, Completion]] = []
-        rows = {row.key: row for row in (*self.queue, *self.running.values())}
-        orders = {key: row.order for key, row in rows.items()}
-        bar = tqdm(total=sum(r.request.max_tokens for r in rows.values()), unit="token", desc="generating",
+        rows = (*self.queue, *self.running.values())
+        bar = tqdm(total=sum(row.request.max_tokens for row in rows), unit="token", desc="generating",
                    disable=not progress, leave=False)
         with bar:
             try:
                 while not self.idle:
-                    done += [(orders[c.id, c.choice], c) for c in self.step()]
+                    done += self._step()
                     bar.n = sum(len(c.tokens) for _, c in done) + sum(len(r.generated) for r in self.running.values())
                     bar.refresh()
             except KeyboardInterrupt:
                 warnings.warn("interrupted: unfinished requests are marked cancelled", stacklevel=2)
                 for id in {row.id for row in (*self.queue, *self.running.values())}:
                     self.cancel(id)
-                done += [(orders[c.id, c.choice], c) for c in self._done]
+                done += self._done
                 self._done = []
         return Results(c for _, c in sorted(done, key=lambda pair: (pair[0], pair[1].choice)))
 
@@ -402,9 +404,10 @@ class Engine:
             if kept:
                 self.prefixes.add(row.tokens[:kept], self.forward.read(row.key, kept))
         self._leave(row, "cancel" if reason == "cancelled" else "finish")
-        self._done.append(row.completion(
+        completion = row.completion(
             self.model, reason, stop=stop, error=error, policy=self.policy.name, forward=self.forward.name,
-            invariant=self.invariant))
+            invariant=self.invariant)
+        self._done.append((row.order, completion))
 
     def _leave(self, row: Live, event: str) -> None:
         self._event(row, "leave", event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -81,9 +81,11 @@ class Trace:
         """One row an event; the columns are `Event`'s fields. Counts and ids are nullable integers."""
         import pandas as pd
 
-        frame = pd.DataFrame([asdict(e) for e in self._events], columns=[f.name for f in fields(Event)])
-        # Seeds reach 2^64 in size: keep them as Python integers.
-        return frame.astype({"cohort": "Int64", "position": "Int64", "token": "Int64", "seed": object})
+        # Seeds reach 2^64 in size: pandas would make floats of them beside a missing one.
+        kinds = {"cohort": "Int64", "position": "Int64", "token": "Int64", "seed": object}
+        names = [f.name for f in fields(Event)]
+        columns = {name: [getattr(event, name) for event in self._events] for name in names}
+        return pd.DataFrame({name: pd.Series(columns[name], dtype=kinds.get(name)) for name in names})
 
     def chart(self) -> Any:
         """The timeline: rows down, events along."""
