@@ -32,9 +32,11 @@ def adjusted(request: Request) -> bool:
 
 
 def adjust(
-    logits: Any, requests: Sequence[Request], histories: Sequence[History]
+    logits: Any, requests: Sequence[Request], histories: Sequence[History], mask: Any = None
 ) -> tuple[Any, np.ndarray, dict[int, str]]:
     """Logits [rows, V] of rows that use any of this, adjusted.
+
+    `mask` is `allowed(requests, V)`, of the library of the logits; it is the same at every step.
 
     Returns
     -------
@@ -46,9 +48,8 @@ def adjust(
         Row to message, where a processor raised; its logits are NaN.
     """
     xp, vocab = namespace(logits), logits.shape[-1]
-    mask = _allowed(requests, vocab)
     if mask is not None:
-        logits = xp.where(mask if xp is np else mx.array(mask), logits, -np.inf)
+        logits = xp.where(mask, logits, xp.array(-np.inf, dtype=xp.float32))
     sparse = [_sparse(r, h, vocab) for r, h in zip(requests, histories, strict=True)]
     if any(len(ids) for ids, *_ in sparse):
         logits = _apply(xp, logits, *_padded(sparse))
@@ -64,7 +65,8 @@ def adjust(
     return logits, stretch, errors
 
 
-def _allowed(requests: Sequence[Request], vocab: int) -> np.ndarray | None:
+def allowed(requests: Sequence[Request], vocab: int) -> np.ndarray | None:
+    """Which ids each row may draw: bool [rows, V], or None if all may draw all."""
     if all(r.allowed_tokens is None for r in requests):
         return None
     mask = np.ones((len(requests), vocab), dtype=bool)

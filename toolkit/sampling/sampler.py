@@ -22,7 +22,7 @@ from .. import noise
 from ..requests import Request
 from . import chain, kernels, plain
 from . import rows as rows_
-from .adjust import History, adjust, adjusted, penalised
+from .adjust import History, adjust, adjusted, allowed, penalised
 from .drift import from_margin
 from .filters import Settings
 from .rows import ORDER, Draw, Drawn, check_order, columns, filtered, host
@@ -138,6 +138,14 @@ class Sampler:
             self._compiled[key] = Settings(self.order, inverse, made)
         return self._compiled[key]
 
+    def mask(self, vocab: int, xp: Any) -> Any:
+        """Allowed ids of the rows that are adjusted, made once."""
+        key = ("mask", xp is np, vocab)
+        if key not in self._compiled:
+            mask = allowed([self.requests[i] for i in self._adjusted], vocab)
+            self._compiled[key] = mask if mask is None or xp is np else mx.array(mask)
+        return self._compiled[key]
+
     def groups(self, vocab: int, rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """Rows with filters by list length (see `chain.list_length`)."""
         key = (vocab, rows.tobytes())
@@ -185,7 +193,7 @@ class _Step:
         requests = [sampler.requests[i] for i in rows]
         z = z.astype(xp.float32) if xp is mx else z
         part = z if len(rows) == sampler.rows else z[rows if xp is np else mx.array(rows)]
-        part, stretch, errors = adjust(part, requests, picked)
+        part, stretch, errors = adjust(part, requests, picked, sampler.mask(self.vocab, xp))
         self.errors = {int(rows[i]): message for i, message in errors.items()}
         self.stretch = np.ones((sampler.rows, 1), dtype=np.float32)
         self.stretch[rows] = stretch
