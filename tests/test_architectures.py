@@ -79,6 +79,13 @@ def test_the_self_check_catches_positions_that_are_off_far_away(monkeypatch: pyt
         PackedForward(packing.as_model(module, "wrong"), packing.SHAPES)
 
 
+@pytest.mark.parametrize(("model_type", "reason"), [("afm7", "off by"), ("gemma2", "side by side")])
+def test_a_model_that_can_not_run_padded_is_refused(model_type: str, reason: str) -> None:
+    model = packing.as_model(architectures.build(model_type), model_type)
+    with pytest.raises(ValueError, match=reason):
+        build(model, "padded", "auto")
+
+
 def _near(init):
     def near(self, step, position, window):
         init(self, step, position, window)

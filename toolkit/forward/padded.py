@@ -16,6 +16,7 @@ from mlx_lm.models import cache as mlx_cache
 
 from ..models import Model
 from .attach import Caches, selecting
+from .selfcheck import agrees, allowance
 from .spans import Span
 
 _PADDABLE = (mlx_cache.KVCache, mlx_cache.ConcatenateKVCache)
@@ -62,7 +63,7 @@ class SequentialForward:
         self.lengths.pop(row, None)
 
     def state(self) -> list[mx.array]:
-        """Arrays to evaluate with a step's logits: none, since the logits depend on all that is read again."""
+        """Arrays to evaluate with a step's logits: none, as they depend on all that is read again."""
         return []
 
     def run(self, spans: Sequence[Span], carry: mx.array | None = None) -> mx.array:
@@ -94,6 +95,15 @@ class PaddedForward(SequentialForward):
         if not can_batch:
             raise ValueError(f'forward="padded": {reason}; use forward="sequential"')
         self.batch: tuple[list[Hashable], list[Any]] = ([], [])
+        try:
+            error = agrees(model, self)
+        except Exception as failure:  # whatever a model's code makes of rows side by side
+            line = str(failure).strip().partition("\n")[0]
+            raise ValueError(f'forward="padded": {model.name} can\'t run rows side by side ({line:.80}); '
+                             'use forward="sequential"') from None  # fmt: skip
+        if not error <= allowance(model):
+            raise ValueError(f'forward="padded": beside others, logits of {model.name} are off by {error:.2g} of '
+                             'their standard deviation; use forward="sequential"')  # fmt: skip
 
     def run(self, spans: Sequence[Span], carry: mx.array | None = None) -> mx.array:
         """Group the spans by what can share a call; see `PackedForward.run`."""
@@ -145,7 +155,8 @@ class PaddedForward(SequentialForward):
         if set(self.batch[0]) != set(wanted):
             for row in list(self.batch[0]):
                 self._unbatch(row)
-            merged = [type(layer[0]).merge(list(layer)) for layer in zip(*(self.rows[r] for r in wanted), strict=True)]
+            layers = zip(*(self.rows[r] for r in wanted), strict=True)
+            merged = [type(layer[0]).merge(list(layer)) for layer in layers]
             self.batch = (wanted, merged)
         rows, caches = self.batch
         by_row = {s.row: s for s in spans}
@@ -169,7 +180,8 @@ class PaddedForward(SequentialForward):
 
 def _cut(cache: Any, row: int, length: int) -> Any:
     """One row of a right-padded batch's cache, without its padding."""
-    mine = type(cache).__new__(type(cache))
+    kind: Any = type(cache)
+    mine = kind.__new__(kind)
     mine.__dict__.update(cache.__dict__)
     keep = slice(0, length) if isinstance(cache, _PADDABLE) else slice(None)
     mine.keys, mine.values = cache.keys[row : row + 1, :, keep], cache.values[row : row + 1, :, keep]

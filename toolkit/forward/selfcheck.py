@@ -1,9 +1,9 @@
-"""Self-check: a packed forward against the model's own, on a few tokens, before anyone relies on it.
+"""Self-check: a forward of many rows against the model's own, on a few tokens, before anyone relies on it.
 
-A packed step runs a model's own code on shapes that its author didn't have in mind. Where that code looks at
-more than its own token (a position taken from the number of keys, say), the logits come out wrong and nothing
-else would tell. So they are compared: short prompts, a decode step, a prompt longer than each sliding window
-where that is cheap, and far positions.
+A packed or padded step runs a model's own code on shapes that its author didn't have in mind. Where that code
+looks at more than its own row (a position taken from the number of keys, say), the logits come out wrong and
+nothing else would tell. So they are compared: short prompts, a decode step, a prompt longer than each sliding
+window where that is cheap, and far positions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROUNDING = {"float32": 0.001, "float16": 0.006, "bfloat16": 0.024}
 make half of that and less; code that is wrong makes 0.1 and more, even where a window hides a single key."""
 MOST = 0.25
 
-_seen: weakref.WeakKeyDictionary[Model, float] = weakref.WeakKeyDictionary()
+_seen: weakref.WeakKeyDictionary[Model, dict[str, float]] = weakref.WeakKeyDictionary()
 _allowed: weakref.WeakKeyDictionary[Model, float] = weakref.WeakKeyDictionary()
 
 
@@ -39,7 +39,7 @@ def agrees(model: Model, forward: Any) -> float:
     Parameters
     ----------
     model : Model
-    forward : PackedForward
+    forward : PackedForward or PaddedForward
         Of that model; rows are added to it and released.
 
     Returns
@@ -49,9 +49,10 @@ def agrees(model: Model, forward: Any) -> float:
         compared (in half precision, of medians over rows, since a router's near tie may flip in one).
         Remembered for as long as the model lives.
     """
-    if model not in _seen:
-        _seen[model] = max(_differences(model, forward))
-    return _seen[model]
+    seen = _seen.setdefault(model, {})
+    if forward.name not in seen:
+        seen[forward.name] = max(_differences(model, forward))
+    return seen[forward.name]
 
 
 def allowance(model: Model) -> float:
@@ -83,7 +84,7 @@ def _differences(model: Model, forward: Any) -> Iterator[float]:
     yield from _rows(model, forward, _prompts(model, [n + 1 for n in LENGTHS]), worst)
     for window in _windows(model):
         yield from _rows(model, forward, _prompts(model, [window + n for n in (2, 4, 7)]), worst)
-    if places := _far(model):
+    if forward.name == "packed" and (places := _far(model)):
         pairs = np.stack(_prompts(model, [2] * len(places)))
         each = zip(pairs, places, strict=True)
         own = [model.module(mx.array(pair[None]), cache=_beyond(model, at))[:, -1] for pair, at in each]
