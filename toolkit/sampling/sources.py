@@ -40,7 +40,7 @@ METAL = r"""
 typedef uint word;
 """
 
-_COMMON = r"""
+COMMON = r"""
 struct pair_of_words { word a, b; };
 
 DEVICE pair_of_words threefry(word k0, word k1, word a, word b) {
@@ -94,8 +94,8 @@ DEVICE leader lead_across(leader x) {
   return x;
 }
 """
-CUDA += _COMMON
-METAL += _COMMON
+CUDA += COMMON
+METAL += COMMON
 
 PART = r"""
   constexpr int PER = 32;       // ids of a thread: 8192 / 256
