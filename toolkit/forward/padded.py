@@ -102,8 +102,8 @@ class PaddedForward(SequentialForward):
             raise ValueError(f'forward="padded": {model.name} can\'t run rows side by side ({line:.80}); '
                              'use forward="sequential"') from None  # fmt: skip
         if not error <= allowance(model):
-            raise ValueError(f'forward="padded": beside others, logits of {model.name} are off by {error:.2g} of '
-                             'their standard deviation; use forward="sequential"')  # fmt: skip
+            raise ValueError(f'forward="padded": {model.name}, beside others, is off by {error:.2g} of its '
+                             'logits\' standard deviation; use forward="sequential"')  # fmt: skip
 
     def run(self, spans: Sequence[Span], carry: mx.array | None = None) -> mx.array:
         """Group the spans by what can share a call; see `PackedForward.run`."""
