@@ -54,7 +54,7 @@ def _fused(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, 
         return out[:, :, :count].swapaxes(1, 2)
     folded, mask, size = _fold(queries, mask, keys.shape[1], block)
     out = mx.fast.scaled_dot_product_attention(folded, keys, values, scale=scale, mask=mask)
-    return out[:, :, :size].reshape(rows, 1, heads, -1)
+    return (out if out.shape[2] == size else out[:, :, :size]).reshape(rows, 1, heads, -1)
 
 
 def _written_out(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, scale: float,
@@ -83,8 +83,9 @@ def _fold(queries: mx.array, mask: mx.array, kv_heads: int, block: int) -> tuple
     """Heads that share a KV head as queries of it: `[rows, kv_heads, queries x heads of each, dim]`, padded to the block."""
     rows, count, heads, dim = queries.shape
     fold = heads // kv_heads
-    folded = queries.reshape(rows, count, kv_heads, fold, dim).transpose(0, 2, 1, 3, 4)
-    folded = folded.reshape(rows, kv_heads, count * fold, dim)
+    if count > 1:
+        queries = queries.reshape(rows, count, kv_heads, fold, dim).transpose(0, 2, 1, 3, 4)
+    folded = queries.reshape(rows, kv_heads, count * fold, dim)
     shape = (mask.shape[0], 1, count, fold, mask.shape[3])
     mask = mx.broadcast_to(mask[:, :, :, None], shape).reshape(*shape[:2], count * fold, shape[4])
     return *_pad(folded, mask, count * fold, block), count * fold
@@ -93,7 +94,7 @@ def _fold(queries: mx.array, mask: mx.array, kv_heads: int, block: int) -> tuple
 def _pad(queries: mx.array, mask: mx.array, count: int, block: int) -> tuple[mx.array, mx.array]:
     """Fill the query block; what is added sees what the last query sees, and is dropped later."""
     spare = round_up(count, block) - count
-    if spare:
+    if spare:  # only the shape matters
         queries = mx.pad(queries, [(0, 0), (0, 0), (0, spare), (0, 0)])
         last = mx.broadcast_to(mask[:, :, -1:], (*mask.shape[:2], spare, mask.shape[3]))
         mask = mx.concatenate([mask, last], axis=2)

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 TILES = (1, 8, 16, 32, 64, 128, 256, 512)
 BLOCKS = (1, 2, 4, 8, 16)
 BUCKETS = (128, 256)
-MULTIPLES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)
+MULTIPLES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
 """Of a bucket: the numbers of keys that are compared."""
+GPU_BUCKETS, GPU_MULTIPLES = (256, 512), (1, 2, 3, 4, 8, 32)
+"""The same on a GPU, where every new shape costs a plan, and few slabs are faster than snug ones."""
 LENGTHS = (5, 24, 11, 40, 3)
 """Prompts of the whole-model check: short, and together more tokens than any small tile."""
 
@@ -179,7 +181,7 @@ def probe(model: Model, shapes: Shapes | None = None) -> Verdict:
         return Verdict(shapes, not any(c.differing for c in checks), tuple(checks), {})
     tile, linear = _first(TILES, lambda t: _linears(model, t))
     head, output = _first(TILES, lambda t: _head(model, t))
-    rules = (Shapes(1, 1, block, bucket, _skip(model, block, bucket)) for bucket in BUCKETS for block in BLOCKS)
+    rules = (Shapes(1, 1, block, bucket, _skip(model, block, bucket)) for bucket in (BUCKETS if backend.on_cpu() else GPU_BUCKETS) for block in BLOCKS)
     rule, attending = _first(rules, lambda rule: _attention(model, rule))
     # Layers of other kinds (experts) are seen only by the whole model: where it fails, a larger tile may pass.
     for larger in (tile, 2 * tile, 4 * tile):
@@ -268,8 +270,9 @@ def _skip(model: Model, block: int, bucket: int) -> tuple[int, ...]:
     """Multiples of the bucket at which some query's result is not what it is at the largest."""
     skip: set[int] = set()
     for trial in _trials(model):
-        most = trial.most(bucket)
-        for keys in (n * bucket for n in MULTIPLES if n * bucket < most):
+        multiples = MULTIPLES if trial.cpu else GPU_MULTIPLES
+        most = min(multiples[-1] * bucket, trial.LIMIT)
+        for keys in (n * bucket for n in multiples if n * bucket < most):
             where = np.arange(0, keys, max(1, keys // 64))
             a, b = (trial.call(where, size, block) for size in (keys, most))
             if (a != b).any():
@@ -316,10 +319,6 @@ class _Trial:
 
     def __str__(self) -> str:
         return f"{self.heads} heads of {self.layer.key_dim}, {self.layer.key_heads} KV"
-
-    def most(self, bucket: int) -> int:
-        """The largest number of keys that is tried."""
-        return min(MULTIPLES[-1] * bucket, self.LIMIT)
 
     def call(self, where: np.ndarray, keys: int, block: int, beside: bool = False) -> np.ndarray:
         """Queries at these positions over that many keys, in one call; other rows beside if asked."""

@@ -1,6 +1,6 @@
 """KV: where each row's keys and values live between steps.
 
-Rows of like capacity share a *slab*, one array `[slots, capacity, heads, head_dim]` a layer, so that a decode
+Rows of like capacity share a *slab*, one array of lines `[slots x capacity, heads x dim]` a layer, so that a decode
 step attends over many rows in one call without gathering them first, and tokens are written as whole lines. A row moves to a larger slab when it
 outgrows its own, which happens once in some hundred tokens. What is attended to, and how, is `packed`'s
 business; nothing here knows of tokens or requests.
@@ -41,9 +41,10 @@ class Place:
 
 @dataclass(eq=False)
 class Slab:
-    """Rows of one capacity: `keys[layer]` and `values[layer]` are `[slots, capacity, heads, dim]`.
+    """Rows of one capacity: line `slot x capacity + position` of `keys[layer]` and `values[layer]` is a token's.
 
-    `blank` until something was written to it: then a step may make its arrays instead of filling them.
+    `blank` until something was written to it: then a step may make its arrays instead of filling them. A
+    `dirty` slot may hold what isn't finite: masked keys count for nothing, but nothing times NaN is NaN.
     """
 
     capacity: int
@@ -51,12 +52,16 @@ class Slab:
     values: list[mx.array] = field(default_factory=list)
     rows: list[Hashable | None] = field(default_factory=list)
     blank: bool = True
-    touched: set[int] = field(default_factory=set)
+    dirty: set[int] = field(default_factory=set)
 
     @property
     def used(self) -> int:
         """Slots up to and including the last one taken."""
         return max((slot + 1 for slot, row in enumerate(self.rows) if row is not None), default=0)
+
+    def lines(self, slot: int, length: int) -> slice:
+        """Where a row's first tokens are."""
+        return slice(slot * self.capacity, slot * self.capacity + length)
 
 
 def steps(count: int) -> int:
@@ -104,7 +109,10 @@ class KVStore:
             self._grow(slab, len(rows) - len(free))
             free = [slot for slot, row in enumerate(slab.rows) if row is None]
             for row, slot in zip(rows, free, strict=False):
-                self._wipe(slab, slot)
+                if slot in slab.dirty:
+                    slab.dirty.remove(slot)
+                    for array in (*slab.keys, *slab.values):
+                        array[slab.lines(slot, capacity)] = 0
                 old = self.places.get(row)
                 slab.rows[slot] = row
                 self.places[row] = Place(slab, slot, old.length if old else 0)
@@ -112,28 +120,31 @@ class KVStore:
                     self._copy(old, self.places[row])
                     self._free(old)
 
-    def release(self, row: Hashable) -> None:
-        """Forget a row; the last one out of a slab frees its memory."""
+    def release(self, row: Hashable, wipe: bool = True) -> None:
+        """Forget a row; the last one out of a slab frees its memory. `wipe` unless all it left is known finite."""
         place = self.places.pop(row, None)
         if place is not None:
+            if wipe:
+                place.slab.dirty.add(place.slot)
             self._free(place)
 
     def read(self, row: Hashable, length: int | None = None) -> list[tuple[mx.array, mx.array]]:
         """The first `length` tokens' keys and values, `[length, heads, dim]` each, a pair a layer."""
         place = self.places[row]
         length = place.length if length is None else length
-        slot, slab = place.slot, place.slab
-        pairs = zip(slab.keys, slab.values, strict=True)
-        return [(k[slot, :length], v[slot, :length]) for k, v in pairs]
+        lines = place.slab.lines(place.slot, length)
+        layers = zip(place.slab.keys, place.slab.values, self.geometry, strict=True)
+        return [(k[lines].reshape(length, g.key_heads, -1), v[lines].reshape(length, g.value_heads, -1))
+                for k, v, g in layers]
 
     def write(self, row: Hashable, pairs: Iterable[tuple[mx.array, mx.array]], length: int) -> None:
         """Put `length` tokens' keys and values at the start of a (new) row."""
         self.reserve({row: length})
         place = self.places[row]
-        slot, slab = place.slot, place.slab
+        slab, lines = place.slab, place.slab.lines(place.slot, length)
         for layer, (keys, values) in enumerate(pairs):
-            slab.keys[layer][slot, :length] = keys[:length]
-            slab.values[layer][slot, :length] = values[:length]
+            slab.keys[layer][lines] = keys[:length].reshape(length, -1)
+            slab.values[layer][lines] = values[:length].reshape(length, -1)
         slab.blank, place.length = False, length
 
     def take(self) -> dict[str, tuple[list[mx.array], list[mx.array]]]:
@@ -159,9 +170,9 @@ class KVStore:
         if by <= 0:
             return
         by = steps(len(slab.rows) + by) - len(slab.rows)
-        size = (by, slab.capacity)
-        fresh_keys = [mx.zeros((*size, g.key_heads, g.key_dim), g.dtype) for g in self.geometry]
-        fresh_values = [mx.zeros((*size, g.value_heads, g.value_dim), g.dtype) for g in self.geometry]
+        size = by * slab.capacity
+        fresh_keys = [mx.zeros((size, g.key_heads * g.key_dim), g.dtype) for g in self.geometry]
+        fresh_values = [mx.zeros((size, g.value_heads * g.value_dim), g.dtype) for g in self.geometry]
         if slab.rows:
             slab.keys = [mx.concatenate(pair) for pair in zip(slab.keys, fresh_keys, strict=True)]
             slab.values = [mx.concatenate(pair) for pair in zip(slab.values, fresh_values, strict=True)]
@@ -169,18 +180,11 @@ class KVStore:
             slab.keys, slab.values = fresh_keys, fresh_values
         slab.rows += [None] * by
 
-    def _wipe(self, slab: Slab, slot: int) -> None:
-        """Clear what an earlier row left: masked keys count for nothing, unless they aren't finite."""
-        if slot in slab.touched:
-            for array in (*slab.keys, *slab.values):
-                array[slot] = 0
-        slab.touched.add(slot)
-
     def _copy(self, old: Place, new: Place) -> None:
-        length = old.length
+        to, of = new.slab.lines(new.slot, old.length), old.slab.lines(old.slot, old.length)
         for layer in range(len(self.geometry)):
-            new.slab.keys[layer][new.slot, :length] = old.slab.keys[layer][old.slot, :length]
-            new.slab.values[layer][new.slot, :length] = old.slab.values[layer][old.slot, :length]
+            new.slab.keys[layer][to] = old.slab.keys[layer][of]
+            new.slab.values[layer][to] = old.slab.values[layer][of]
         new.slab.blank = False
 
     def _free(self, place: Place) -> None:

@@ -130,19 +130,19 @@ class _Step:
             for capacity, pair in self.slabs.items():
                 for kept, new in zip(pair, (keys, values), strict=True):
                     kept[layer] = self._kept(capacity, kept[layer], new)
-        queries = queries[:, :, 0]
         outs = []
         for i, group in enumerate(self.groups):
-            k, v = (self._rows(i, group, kept[layer]) for kept in self.slabs[group.slab])
+            k, v = (self._rows(i, group, kept[layer], new.shape[1])
+                    for kept, new in zip(self.slabs[group.slab], (keys, values), strict=True))
             if group.token < 0:
-                q = _take(queries, self.arrays[f"q{i}"])
+                q = _take(queries, self.arrays[f"q{i}"]).reshape(group.rows, group.queries, *queries.shape[1:2], -1)
             else:
-                q = queries[group.token : group.token + group.rows, None]
+                q = queries[group.token : group.token + group.rows].swapaxes(1, 2)
             mask = self.mask(i, window, queries.dtype)
             out = attention.attend(q, k, v, mask, scale, sinks, self.shapes.block, self.cpu)
-            outs.append(out.reshape(-1, *out.shape[2:]))
+            outs.append(out.reshape(group.rows * group.queries, -1))
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
-        out = _take(out, self.arrays["back"])[:, :, None]
+        out = _take(out, self.arrays["back"]).reshape(*queries.shape[:3], -1)
         if self.eager and layer % LAUNCH == LAUNCH - 1:
             mx.async_eval(out)
         return out
@@ -150,23 +150,26 @@ class _Step:
     def _kept(self, capacity: str, kept: mx.array, new: mx.array) -> mx.array:
         """A slab with the step's keys (or values) in it."""
         if f"b{capacity}" in self.arrays:  # it was blank: gathering it is faster than writing into it
-            new = mx.pad(new[:, :, 0], [(0, 1), (0, 0), (0, 0)])
             return _take(new, self.arrays[f"b{capacity}"])
         if f"f{capacity}" in self.arrays:
-            lines, line = kept.reshape(-1, *kept.shape[2:]), self.arrays[f"f{capacity}"]
+            line = self.arrays[f"f{capacity}"]
             if f"w{capacity}" in self.arrays:
-                lines[line] = _take(new[:, :, 0], self.arrays[f"w{capacity}"])
+                kept[line] = _take(new, self.arrays[f"w{capacity}"])
             else:  # all of the slab's rows, in order
                 token = next(g.token for g in self.groups if g.slab == capacity)
-                lines[line] = new[token : token + len(line), :, 0]
-            return lines.reshape(kept.shape)
+                kept[line] = new[token : token + len(line)].reshape(len(line), -1)
         return kept
 
-    def _rows(self, i: int, group: Group, kept: mx.array) -> mx.array:
+    def _rows(self, i: int, group: Group, kept: mx.array, heads: int) -> mx.array:
         """One call's keys (or values): `[rows, keys, heads, dim]`."""
+        capacity = int(group.slab)
+        rows = kept.reshape(-1, capacity * kept.shape[1])
         if group.slot < 0:
-            return _take(kept, self.arrays[f"s{i}"])[:, : group.keys]
-        return kept[group.slot : group.slot + group.rows, : group.keys]
+            rows = _take(rows, self.arrays[f"s{i}"])
+        elif rows.shape[0] > group.rows:
+            rows = rows[group.slot : group.slot + group.rows]
+        rows = rows.reshape(group.rows, capacity, heads, -1)
+        return rows if capacity == group.keys else rows[:, : group.keys]
 
 
 class _Tracing:
@@ -227,9 +230,9 @@ class PackedForward:
         place = self.store.places.get(row)
         return place.length if place else 0
 
-    def release(self, row: Hashable) -> None:
-        """Drop a row's keys and values."""
-        self.store.release(row)
+    def release(self, row: Hashable, wipe: bool = True) -> None:
+        """Drop a row's keys and values; `wipe` unless all its logits were finite."""
+        self.store.release(row, wipe)
 
     def read(self, row: Hashable, length: int | None = None) -> list[tuple[mx.array, mx.array]]:
         """A row's keys and values, to be kept elsewhere: `[heads, length, dim]` pairs, one a layer."""
@@ -361,10 +364,14 @@ class PackedForward:
         for capacity, slab in slabs.items():
             line, where = np.concatenate(lines[capacity]), np.concatenate(wheres[capacity])
             if slab.blank and 2 * len(line) >= len(slab.rows) * capacity:
-                # The rest is zero: even masked, another row's token would get through if it weren't finite.
-                made = np.full(len(slab.rows) * capacity, layout.size, np.int32)
+                made = np.zeros((len(slab.rows), capacity), np.int32)
+                for i, s in enumerate(placed):
+                    if s.capacity == capacity:  # a row's other lines repeat a token of its own, so harm no sibling
+                        made[s.slot] = layout.first[i]
+                made = made.reshape(-1)
                 made[line] = where
-                arrays[f"b{capacity}"] = made.reshape(len(slab.rows), capacity)
+                arrays[f"b{capacity}"] = made
+                slab.dirty |= {slot for slot, row in enumerate(slab.rows) if row is None}
                 continue
             alone = sum(s.capacity == capacity and s.count == 1 for s in placed)
             sliced = any(g.slab == str(capacity) and g.token >= 0 for g in layout.groups)
@@ -386,9 +393,12 @@ class PackedForward:
 
 
 def _take(lines: mx.array, index: mx.array) -> mx.array:
-    """`lines[index]` by MLX's fast path, which wants two dimensions."""
-    flat = mx.take(lines.reshape(lines.shape[0], -1), index.reshape(-1), axis=0)
-    return flat.reshape(*index.shape, *lines.shape[1:])
+    """Lines, flattened, by index: in as few and as wide elements as there are, which is faster."""
+    flat = lines.reshape(lines.shape[0], -1)
+    wide = flat.shape[1] * flat.itemsize % 8 == 0 and flat.itemsize < 8
+    taken = mx.take(flat.view(mx.uint64) if wide else flat, index.reshape(-1), axis=0)
+    return taken.view(flat.dtype) if wide else taken
+
 
 
 def _leaves(caches: Any) -> Iterator[_LayerCache]:

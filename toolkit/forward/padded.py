@@ -57,7 +57,7 @@ class SequentialForward:
         """Tokens of a row that its cache holds."""
         return self.lengths.get(row, 0)
 
-    def release(self, row: Hashable) -> None:
+    def release(self, row: Hashable, wipe: bool = True) -> None:
         """Drop a row's cache."""
         self.rows.pop(row, None)
         self.lengths.pop(row, None)
@@ -122,7 +122,7 @@ class PaddedForward(SequentialForward):
                     outs[span.row] = out
         return self._stack([outs[s.row] for s in spans if s.sample])
 
-    def release(self, row: Hashable) -> None:
+    def release(self, row: Hashable, wipe: bool = True) -> None:
         """Drop a row's cache, out of the running batch too."""
         rows, caches = self.batch
         if row in rows:
