@@ -41,6 +41,12 @@ def shell(*args, stdin="", env=None, **how):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _measured(tiny):
+    """The first run of a model on a machine measures its invariance and says so; here that has been done."""
+    tk.doctor(tiny)
+
+
 @pytest.fixture
 def cli(capfd):
     def run(*args):
@@ -269,11 +275,11 @@ def running(tmp_path, *args):
     # A mark when the engine takes its first step: waiting for a fixed time would be slow, or flaky.
     code = f"""
 import sys, pathlib, toolkit.engine as e
-step = e.Engine.step
+step = e.Engine._step
 def marked(self):
     pathlib.Path({str(mark)!r}).touch()
     return step(self)
-e.Engine.step = marked
+e.Engine._step = marked
 from toolkit.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -298,7 +304,7 @@ def test_a_run_that_is_stopped_leaves_the_old_output_and_nothing_else(file, tmp_
     process.send_signal(blow)
     printed, err = process.communicate(timeout=30)
     assert (process.returncode, printed, out.read_text()) == (status, "", "old")
-    assert leftovers(tmp_path, "out.jsonl", "requests.jsonl") == []
+    assert leftovers(tmp_path, "out.jsonl", "requests.jsonl", "began") == []
     if blow == signal.SIGINT:
         assert complaint(err) == "interrupted; nothing was written"
 
@@ -342,7 +348,7 @@ sys.exit(main(sys.argv[1:]))
     status, printed, err = shell(*args, args=[sys.executable, "-c", code, *map(str, args)])
     assert (status, printed, out.read_text()) == (1, "", "old")
     assert complaint(err) == f"{out}: File too large"
-    assert leftovers(tmp_path, "out.jsonl", "requests.jsonl") == []
+    assert leftovers(tmp_path, "out.jsonl", "requests.jsonl", "began") == []
     assert cli_ok(args)  # without the limit
     assert len(out.read_bytes()) > 1000
 
@@ -376,7 +382,7 @@ def test_a_link_and_permissions_stay_as_they_were(cli, file, tmp_path):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_who_has_seen_enough_is_no_error(file, unbuffered):
-    path = file({"prompt": "x", "seed": 1, "n": 250, "max_tokens": 2})  # more output than a pipe holds
+    path = file({"prompt": "x", "seed": 1, "n": 250, "max_tokens": 1})  # more output than a pipe holds
     args = ["generate", path, "--model", "tiny", "--max-rows", "250"]
     how = command(*args, PYTHONUNBUFFERED=unbuffered) | {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(**how) as process:
@@ -520,9 +526,42 @@ def test_doctor_says_what_computes_here(cli):
     found = json.loads(out)
     assert (status, err) == (0, "")
     assert json.dumps(found, sort_keys=True, indent=2, ensure_ascii=False) + "\n" == out
-    assert found["mlx"] == tk.backend.info().mlx
+    assert (found["model"], found["invariance"]) == (None, None)
+    assert found["backend"]["mlx"] == tk.backend.info().mlx
     _, text, _ = cli("doctor")
-    assert found["device_name"] in text
+    assert found["backend"]["device_name"] in text
+
+
+def test_doctor_exits_1_where_invariance_cannot_be_promised(cli, tiny, monkeypatch):
+    holds = tk.doctor(tiny)
+    status, out, err = cli("doctor", "--model", "tiny", "--json")
+    found = json.loads(out)["invariance"]
+    assert (status, err) == (0 if holds.promised else 1, "")
+    assert found["holds"] is holds.promised
+    assert len(found["checks"]) == len(holds.to_frame()) > 3
+    _, text, _ = cli("doctor", "--model", "tiny")
+    assert holds.reason in text
+    assert all(check.what in text for check in holds.verdict.checks)
+
+    from toolkit.forward import invariance
+    from toolkit.forward.shapes import PLAIN
+
+    check = invariance.Check("linear 64 x 128", "tile 1", 12, 5, 1e-6)
+    monkeypatch.setattr(
+        invariance, "verdict", lambda *_, **__: invariance.Verdict(PLAIN, False, (check,), {})
+    )
+    status, text, _ = cli("doctor", "--model", "tiny")
+    assert status == 1
+    assert "tiny is not batch-invariant here: 1 of 1 checks failed" in text
+
+
+def test_doctor_of_a_model_that_cannot_run_packed_says_why(cli, monkeypatch):
+    mamba = tk.tiny(model_type="mamba")
+    monkeypatch.setattr("toolkit.models.load", lambda *_, **__: mamba)
+    status, text, _ = cli("doctor", "--model", "tiny")
+    assert status == 1
+    assert "can't run packed: " in text
+    assert json.loads(cli("doctor", "--model", "tiny", "--json")[1])["invariance"]["checks"] == []
 
 
 def test_fetch_of_a_model_that_needs_none_says_ready(cli):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import toolkit as tk
 from toolkit import cli
 from toolkit.cli import demo
 
@@ -37,6 +38,7 @@ def tables(text):
 
 
 def test_the_real_model_shows_the_last_seed_win_and_the_end_of_it(tmp_path, smollm2):
+    tk.doctor(smollm2)  # measured once a machine, which takes a line and a while
     started = time.monotonic()
     done = run(cwd=tmp_path)
     took = time.monotonic() - started
@@ -55,7 +57,8 @@ def test_the_real_model_shows_the_last_seed_win_and_the_end_of_it(tmp_path, smol
     assert took < 20
 
 
-def test_the_tiny_model_tells_the_same_story(tmp_path):
+def test_the_tiny_model_tells_the_same_story(tmp_path, tiny):
+    tk.doctor(tiny)
     done = run("--model", "tiny", "--out", "story.svg", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert LEAK in done.stdout
@@ -94,8 +97,6 @@ def test_colours_are_for_terminals_that_want_them(tmp_path, env, coloured):
 
 
 def test_prompts_leave_the_model_unsure_enough_for_seeds_to_show(smollm2):
-    import toolkit as tk
-
     requests = [tk.Request(prompt, id=id, seed=0) for id, prompt in demo.PROMPTS.items()]
     for id in demo.PROMPTS:
         assert tk.first_tokens(smollm2, requests, row=id, seeds=[0]).distribution["p"].max() <= 0.1

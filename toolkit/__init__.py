@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers; the table below says the sam
     from .models import Model, load, tiny
     from .policies import POLICIES
     from .requests import Completion, Request, Results
+    from .study.doctor import doctor
     from .trace import Trace
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ _HOME = {
     "first_tokens": "study.first_token",
     "seed_matrix": "study.seed_matrix",
     "drift": "study.drift",
+    "doctor": "study.doctor",
 }
 
 __all__ = ["backend"]

@@ -138,6 +138,7 @@ def _matrix(parser: _Parser) -> None:
 
 def _doctor(parser: _Parser) -> None:
     parser.model(None, "probed too, exit 1 if invariance can't be promised: ")
+    parser.add_argument("--fresh", action="store_true", help="measure again, even where a verdict is cached")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
