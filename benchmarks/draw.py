@@ -19,7 +19,7 @@ import numpy as np
 from mlx_lm.sample_utils import make_sampler
 
 from toolkit.requests import Request
-from toolkit.sampling import Draw, Sampler
+from toolkit.sampling import Draw, Sampler, chain, plain
 
 
 def logits(rows: int, vocab: int, spread: float) -> mx.array:
@@ -37,6 +37,22 @@ def keyed(rows, parameters, values):
         mx.eval(drawn.tokens, drawn.margins, drawn.max_drift, drawn.logprobs)
 
     return run
+
+
+def without_margins(run):
+    """The same draw with margins and drift left out, to see what they cost."""
+    best = plain.best_two_host
+    drift = chain.max_drift
+
+    def bare():
+        plain.best_two_host = lambda scores: (scores.argmax(axis=-1).astype(np.int32), np.zeros(len(scores)))
+        chain.max_drift = lambda lists, settings, stages, scores, drawn, margin, last, typical: margin
+        try:
+            run()
+        finally:
+            plain.best_two_host, chain.max_drift = best, drift
+
+    return bare
 
 
 def mixed(i):
@@ -93,6 +109,8 @@ def main():
         "mlx-lm top_k 40": lambda: mx.eval(top_k(values)),
         "mlx-lm mixed": peer_mixed(rows, values),
     }
+    for name in ("keyed", "keyed top_k 40", "keyed top_p .95"):
+        cases[f"{name}, no margins"] = without_margins(cases[name])
     times = {name: [] for name in cases}
     for turn in range(options.rounds + 1):
         for name, run in cases.items():
@@ -106,6 +124,9 @@ def main():
         ("keyed top_p .95", "mlx-lm top_p .95", 0.5),
         ("keyed top_p .95, flat", "mlx-lm top_p .95, flat", 0.5),
         ("keyed mixed", "keyed", 2.0),
+        ("keyed", "keyed, no margins", 1.1),
+        ("keyed top_k 40", "keyed top_k 40, no margins", None),
+        ("keyed top_p .95", "keyed top_p .95, no margins", 1.1),
         ("keyed mixed", "mlx-lm mixed", None),
         ("keyed top_k 40", "mlx-lm top_k 40", None),
     ]

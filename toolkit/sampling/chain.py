@@ -141,16 +141,31 @@ def pick(found: Survivors, noise_at: Any) -> tuple[Any, Any, Any, Any]:
     mass = xp.where(alive, xp.exp(scores), 0).sum(axis=-1, keepdims=True)
     perturbed = scores + noise_at
     here = xp.where(alive, perturbed, -np.inf)
-    best = here.max(axis=-1, keepdims=True)
-    # Equal scores go to the lowest id, as in vocabulary order.
-    drawn = xp.argmin(xp.where(here == best, lists.ids, 1 << 30), axis=-1)[:, None]
-    drawn = drawn.astype(xp.int32)
-    place = xp.arange(lists.z.shape[-1], dtype=xp.int32)[None]
-    margin = best - xp.where(place == drawn, -np.inf, here).max(axis=-1, keepdims=True)
-    drift = max_drift(lists, found.settings, found.stages, perturbed, drawn, margin, found.typical)
+    drawn = xp.argmax(here, axis=-1)[:, None].astype(xp.int32)
+    best, margin = _lead(xp, here, drawn)
+    # Equal scores go to the lowest id, as in vocabulary order: rare, so the host looks only where it must.
+    if xp is not np or not margin.all():
+        equal = xp.where(here == best, lists.ids, 1 << 30)
+        drawn = xp.argmin(equal, axis=-1)[:, None].astype(xp.int32)
+    drift = max_drift(
+        lists, found.settings, found.stages, perturbed, drawn, margin, found.run.last[0], found.typical
+    )
     logprob = at_places(scores, drawn) - xp.log(mass)
     token = at_places(lists.ids, drawn)
     return tuple(a[:, 0] for a in (token, margin, logprob, drift))
+
+
+def _lead(xp: Any, scores: Any, drawn: Any) -> tuple[Any, Any]:
+    """The score at a place of each row, and how far it is ahead of all others."""
+    best = at_places(scores, drawn)
+    if xp is np:
+        row = np.arange(len(scores))[:, None]
+        scores[row, drawn] = -np.inf
+        margin = best - scores.max(axis=-1, keepdims=True)
+        scores[row, drawn] = best
+        return best, margin
+    place = xp.arange(scores.shape[-1], dtype=xp.int32)[None]
+    return best, best - xp.where(place == drawn, -np.inf, scores).max(axis=-1, keepdims=True)
 
 
 def scores_of(found: Survivors) -> Any:

@@ -20,6 +20,7 @@ from .typical import Typical, withstands
 # Scores near the top are below 32 in size, so their float32 rounding stays below this.
 ROUNDING = 8e-6
 _HEAD = 256
+_WINDOW = 2048
 _COARSE = (4.0 ** -np.arange(12)).astype(np.float32)
 _FINE = (4.0 ** (np.arange(12) / 12)).astype(np.float32)
 _ONCE = (4.0 ** -(np.arange(48) / 4)).astype(np.float32)
@@ -35,7 +36,7 @@ def from_margin(margin: Any, temperature: Any) -> Any:
 
 def max_drift(
     lists: Lists, settings: Settings, stages: tuple[str, ...], scores: Any, drawn: Any, margin: Any,
-    typical: Typical | None,
+    last: Any, typical: Typical | None,
 ) -> Any:  # fmt: skip
     """Lower bound on the logit error that could change each row's token.
 
@@ -50,13 +51,15 @@ def max_drift(
         Position of the drawn id in its list.
     margin : float32, [rows, 1]
         Gap to the best other survivor; infinite if there is none.
+    last : int32, [rows, 1]
+        Where the survivors end.
 
     Returns
     -------
     float32, [rows, 1]
     """
     xp = namespace(scores)
-    check = _Check(lists, settings, stages, scores, drawn, typical)
+    check = _Check(lists, settings, stages, scores, drawn, margin, last, typical)
     # Beyond this, nothing is gained and exponentials overflow.
     cap = _MOST * xp.minimum(1 / settings.inverse, 1)
     most = xp.minimum(from_margin(margin, 1 / settings.inverse), cap).astype(xp.float32)
@@ -77,17 +80,24 @@ def _largest(xp: Any, errors: Any, good: Any) -> Any:
 class _Check:
     """Whether a row's token stands any logit error up to some `error`."""
 
-    def __init__(self, lists, settings, stages, scores, drawn, typical):
+    def __init__(self, lists, settings, stages, scores, drawn, margin, last, typical):
         xp, count = namespace(scores), scores.shape[-1]
         self.xp, self.lists, self.settings, self.stages, self.typical = xp, lists, settings, stages, typical
-        place = xp.arange(count, dtype=xp.int32)[None]
         self.score = at_places(scores, drawn)
         self.z = at_places(lists.z, drawn)
-        others = xp.where((place == drawn) | (lists.z == -np.inf), -np.inf, scores)
-        self.peak = _running_max(xp, others)
+        # Among the survivors the margin tells the best; of the excluded, those that come next are looked at.
+        self.runner_up = self.score - margin
+        self.last = last
+        window = xp.minimum(last + xp.arange(min(_WINDOW, count), dtype=xp.int32)[None], count - 1)
+        excluded = xp.where(
+            (window >= last) & (at_places(lists.z, window) > -np.inf), at_places(scores, window), -np.inf
+        )
+        self.peak = _running_max(xp, excluded)
         self.xtc = "xtc" in settings.columns
         if self.xtc:
             # XTC removes the head of the list: look there place by place, further down by running maximum.
+            place = xp.arange(count, dtype=xp.int32)[None]
+            others = xp.where((place == drawn) | (lists.z == -np.inf), -np.inf, scores)
             self.head = others[:, None, :_HEAD]
             self.tail = _running_max(xp, xp.where(place < _HEAD, -np.inf, others))
         beyond = lists.z[:, :1] * 0 - np.inf if lists.complete else lists.z[:, -1:]
@@ -103,15 +113,21 @@ class _Check:
         low = self._z(xp.minimum(run.last[1], count) - 1)
         edge = low - 2 * error * (1 + 1e-6) - xp.abs(low) * 2.0**-22
         stop = reaching(self.lists.z, edge)
-        best = at_places(self.peak, xp.maximum(stop - 1, 0))
+        seen = self.peak.shape[-1]
+        beyond = xp.where(
+            stop > self.last, at_places(self.peak, xp.clip(stop - self.last - 1, 0, seen - 1)), -np.inf
+        )
+        best = xp.maximum(self.runner_up, beyond)
         if self.xtc:
-            best = xp.where(run.first[0] == 0, best, self._between(run.first[0], stop, reach))
+            best = self._between(run.first[0], stop, reach)
         ahead = (self.score - best - ROUNDING) / self.settings.inverse >= 2 * error * (1 - 1e-6)
         good = run.known & stays & ahead
+        if not self.xtc:
+            good = good & (stop - self.last <= seen)
         if not self.lists.complete:
             # Ids beyond the list are no better than its last, with the largest noise there is.
-            beyond = self.lists.z[:, -1:] * self.settings.inverse + _LOUDEST
-            good = good & ((stop < count) | ((self.score - beyond) / self.settings.inverse >= 2 * error))
+            loudest = self.lists.z[:, -1:] * self.settings.inverse + _LOUDEST
+            good = good & ((stop < count) | ((self.score - loudest) / self.settings.inverse >= 2 * error))
         if self.typical is not None:
             good = good & withstands(self.typical, error)
         return good

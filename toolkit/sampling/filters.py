@@ -135,12 +135,13 @@ class At:
 
 def _top_n_sigma(at: At, run: Run) -> Run:
     n, z = at.settings.columns["top_n_sigma"], at.lists.z
+    xp = namespace(z)
     off = n == np.inf
     run = at.settled(run, off, mass=False)
-    floor = _best(z, run) - namespace(z).where(off, 0, n) * at.lists.deviation
+    floor = _best(z, run) - xp.where(off, 0, n) * at.lists.deviation(n < np.inf)
     # The deviation of the logits moves by at most the error, as their maximum does.
     slack = at.error * (2 + n)
-    low = namespace(z).maximum(reaching(z, floor + slack), run.first[0] + 1)
+    low = xp.maximum(reaching(z, floor + slack), run.first[0] + 1)
     return at.shorten(run, off, low, reaching(z, floor - slack))
 
 

@@ -9,7 +9,6 @@ times faster than MLX's there; on a GPU they are lazy MLX arrays. `filters` work
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -49,21 +48,23 @@ class Lists:
     z: Any
     ids: Any
     shifted: Any
-    _masses: dict = field(default_factory=dict, repr=False)
+    _kept: dict = field(default_factory=dict, repr=False)
 
     @property
     def complete(self) -> bool:
         """Whether no id of the vocabulary is missing."""
         return self.z.shape[-1] == self.shifted.shape[-1]
 
-    @cached_property
-    def deviation(self) -> Any:
-        """Standard deviation of each whole row's allowed logits: [rows, 1]."""
-        xp = namespace(self.z)
-        allowed = self.shifted > -np.inf
-        n = allowed.sum(axis=-1, keepdims=True)
-        mean = xp.where(allowed, self.shifted, 0).sum(axis=-1, keepdims=True) / n
-        return xp.sqrt(xp.where(allowed, (self.shifted - mean) ** 2, 0).sum(axis=-1, keepdims=True) / n)
+    def deviation(self, rows: Any) -> Any:
+        """Standard deviation of whole rows' allowed logits, where `rows` [rows, 1] is True: [rows, 1]."""
+        if "deviation" not in self._kept:
+            if namespace(self.z) is np:
+                some = np.zeros((len(self.z), 1), dtype=np.float32)
+                some[rows[:, 0]] = _deviation(np, self.shifted[rows[:, 0]])
+                self._kept["deviation"] = some
+            else:
+                self._kept["deviation"] = _deviation(mx, self.shifted)
+        return self._kept["deviation"]
 
     def masses(self, inverse: Any = None) -> tuple[Any, Any]:
         """Exclusive prefix masses [rows, count + 1] and each whole row's mass [rows, 1].
@@ -71,13 +72,13 @@ class Lists:
         A mass is exp(z), or exp(z * inverse) with inverse temperatures [rows, 1].
         """
         hot = inverse is not None
-        if hot not in self._masses:
+        if hot not in self._kept:
             xp = namespace(self.z)
             z, whole = (self.z * inverse, self.shifted * inverse) if hot else (self.z, self.shifted)
             prefix = _prefix(xp, xp.exp(z))
             total = prefix[:, -1:] if self.complete else xp.exp(whole).sum(axis=-1, keepdims=True)
-            self._masses[hot] = prefix, total
-        return self._masses[hot]
+            self._kept[hot] = prefix, total
+        return self._kept[hot]
 
     def take(self, rows: np.ndarray) -> Lists:
         """Some rows of a NumPy list."""
@@ -147,6 +148,13 @@ def _unpack(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     packed = packed >> np.uint64(_ID_BITS)
     z = (packed & np.uint64(0x7FFFFFFF)).astype(np.uint32) | np.uint32(0x80000000)
     return z.view(np.float32) + np.float32(0), ids
+
+
+def _deviation(xp: Any, z: Any) -> Any:
+    allowed = z > -np.inf
+    count = allowed.sum(axis=-1, keepdims=True)
+    mean = xp.where(allowed, z, 0).sum(axis=-1, keepdims=True) / count
+    return xp.sqrt(xp.where(allowed, (z - mean) ** 2, 0).sum(axis=-1, keepdims=True) / count)
 
 
 def _prefix(xp: Any, weights: Any) -> Any:

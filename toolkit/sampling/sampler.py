@@ -150,13 +150,14 @@ class Sampler:
         """Rows with filters by list length (see `chain.list_length`)."""
         key = (vocab, rows.tobytes())
         if key not in self._compiled:
-            by: dict[tuple[int, bool], list[int]] = {}
+            # Typical-p and XTC are followed differently by `drift`, also where their siblings would not be.
+            by: dict[tuple[int, bool, bool], list[int]] = {}
             for row in rows:
                 request = self.requests[row]
                 used = set(columns([request]))
                 length = chain.list_length(request.top_k or vocab, self.order, used, vocab)
-                by.setdefault((length, "typical_p" in used), []).append(row)
-            self._compiled[key] = [(length, np.array(members)) for (length, _), members in by.items()]
+                by.setdefault((length, "typical_p" in used, "xtc" in used), []).append(row)
+            self._compiled[key] = [(length, np.array(members)) for (length, *_), members in by.items()]
         return self._compiled[key]
 
 
