@@ -162,13 +162,12 @@ class _Step:
 
     def _rows(self, i: int, group: Group, kept: mx.array, heads: int) -> mx.array:
         """One call's keys (or values): `[rows, keys, heads, dim]`."""
-        capacity = int(group.slab)
-        rows = kept.reshape(-1, capacity * kept.shape[1])
+        capacity, width = int(group.slab), kept.shape[1]
         if group.slot < 0:
-            rows = _take(rows, self.arrays[f"s{i}"])
-        elif rows.shape[0] > group.rows:
-            rows = rows[group.slot : group.slot + group.rows]
-        rows = rows.reshape(group.rows, capacity, heads, -1)
+            kept = _take(kept.reshape(-1, capacity * width), self.arrays[f"s{i}"])
+        elif kept.shape[0] > group.rows * capacity:
+            kept = kept[group.slot * capacity : (group.slot + group.rows) * capacity]
+        rows = kept.reshape(group.rows, capacity, heads, -1)
         return rows if capacity == group.keys else rows[:, : group.keys]
 
 
@@ -393,11 +392,12 @@ class PackedForward:
 
 
 def _take(lines: mx.array, index: mx.array) -> mx.array:
-    """Lines, flattened, by index: in as few and as wide elements as there are, which is faster."""
+    """Lines, flattened, by index; many at once in the widest elements there are, which is faster."""
     flat = lines.reshape(lines.shape[0], -1)
-    wide = flat.shape[1] * flat.itemsize % 8 == 0 and flat.itemsize < 8
+    wide = index.size > 1024 and flat.shape[1] * flat.itemsize % 8 == 0 and flat.itemsize < 8
     taken = mx.take(flat.view(mx.uint64) if wide else flat, index.reshape(-1), axis=0)
     return taken.view(flat.dtype) if wide else taken
+
 
 
 
