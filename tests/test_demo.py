@@ -38,7 +38,6 @@ def tables(text):
 
 
 def test_the_real_model_shows_the_last_seed_win_and_the_end_of_it(tmp_path, smollm2):
-    tk.doctor(smollm2)  # measured once a machine, which takes a line and a while
     started = time.monotonic()
     done = run(cwd=tmp_path)
     took = time.monotonic() - started
@@ -57,8 +56,7 @@ def test_the_real_model_shows_the_last_seed_win_and_the_end_of_it(tmp_path, smol
     assert took < 20
 
 
-def test_the_tiny_model_tells_the_same_story(tmp_path, tiny):
-    tk.doctor(tiny)
+def test_the_tiny_model_tells_the_same_story(tmp_path):
     done = run("--model", "tiny", "--out", "story.svg", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert LEAK in done.stdout

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from .theme import BLUE, ON_DARK, ORANGE, PALETTE, ROW, TEXT, Chart, Records, finish, labels, named
+from .theme import BLUE, ON_DARK, ORANGE, PALETTE, ROW, TEXT, TINTS, Chart, Records, finish, labels, named
 
 REST = "all other tokens"
 SPARSE = alt.Axis(tickCount=4)
@@ -188,9 +188,9 @@ def seed_matrix_data(frame: pd.DataFrame) -> dict[str, Records]:
     count: dict[str, int] = {}
     for name in names:
         count[name] = count.get(name, 0) + 1
-    # The commonest tokens get the palette's colours, the rest grey; the word in the cell always tells.
+    # The commonest tokens get the palette's colours, then its tints, the rest grey; the word always tells.
     common = sorted(count, key=lambda name: (-count[name], name))
-    fill: dict[str, Any] = dict(zip(common, PALETTE, strict=False))
+    fill: dict[str, Any] = dict(zip(common, PALETTE + TINTS, strict=False))
     data: dict[str, Records] = {}
     columns = (frame[c] for c in ("policy", "seed", "sibling_seed"))
     for policy, seed, theirs, name in zip(*columns, names, strict=True):
