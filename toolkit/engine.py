@@ -1,8 +1,8 @@
 """Engine: takes requests, runs them in steps, gives completions. The one object here that changes.
 
-A row's way: `submit` checks its request and queues it; `_admit` takes it from the queue into a cohort; `_run`
-takes the cohort through begin_prefill, the forward, and finish_prefill or decode; `_collect` reads what was
-drawn, and `_finish` lets the row go. Every step of that way is an event in `trace`.
+A row's way: `submit` checks its request and queues it; `_enter` moves it from the queue into the batch;
+`_pass` takes its cohort through begin_prefill, the forward, and finish_prefill or decode; `_read` reads what
+was drawn, and `_finish` lets the row go. Every step of that way is an event in `trace`.
 """
 
 from __future__ import annotations
@@ -10,37 +10,44 @@ from __future__ import annotations
 import secrets
 import sys
 import warnings
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 from tqdm.auto import tqdm
 
-from . import backend, cohorts, policies, requests
-from .forward import Span, build
+from . import backend, cohorts, planning, policies, requests, transfer
+from .forward import PackedForward, Span, build
 from .forward.prefix import PrefixCache
-from .live import Live
+from .live import Live, alternatives
 from .models import Model
-from .requests import PRIORITIES, Request
+from .planning import Work
+from .requests import Request
 from .results import Completion, Results
 from .sampling import Drawn
+from .stops import Watch
 from .trace import Trace
+from .waiting import Waiting
 
 PLANNERS = cohorts.STRATEGIES
 
 
 @dataclass(frozen=True)
-class _Work:
-    """A cohort to run: `chunks[i]` tokens of `rows[i]`."""
+class _Flight:
+    """A draw that has been launched and not read; `phases` say which rows got their first token."""
 
-    kind: str
-    rows: tuple[Live, ...]
-    chunks: tuple[int, ...]
+    rows: Sequence[Live]
+    drawn: Drawn
+    phases: Sequence[str]
 
 
 class Engine:
-    """Runs requests in batches, a step at a time.
+    """Runs requests in batches, a step at a time. To be used from one thread.
 
     Parameters
     ----------
@@ -50,25 +57,35 @@ class Engine:
     planner : {"packed", "by-length", "runs"}, optional
         Default: "packed" for the packed forward, "runs" for the others.
     invariant : {"auto", True, False}
-        Whether logits must not depend on a row's company, to the bit. True refuses where that was not measured
-        to hold; "auto" warns and goes on.
+        Whether logits must not depend on a row's company, to the bit. True refuses where that was not
+        measured to hold; "auto" warns and goes on.
     max_rows : int
         Rows that are in the batch at one time.
     token_budget : int
-        Tokens that one step computes: padded area of a padded cohort, span tokens of a packed one. 0 is no cap.
+        Tokens that one step computes: padded area of a padded cohort, span tokens of a packed one. 0: no cap.
     prefix_cache : int
-        Bytes of prompt prefixes to keep for later requests; 0 keeps none.
+        Bytes of prefixes to keep for later requests, with the packed forward; 0 keeps none.
     pipeline : bool, optional
-        Launch a decode step before the last one's tokens are read; default on a GPU.
+        Launch a packed step before the last one's tokens are read; default on a GPU. Results are the same, a
+        step later. Without effect under a policy that shares a generator.
 
     Attributes
     ----------
     trace : Trace
     """
 
-    def __init__(self, model: Model, policy: str = "keyed", forward: str = "packed", planner: str | None = None,
-                 invariant: bool | str = "auto", max_rows: int = 32, token_budget: int = 4096,
-                 prefix_cache: int = 0, pipeline: bool | None = None):
+    def __init__(
+        self,
+        model: Model,
+        policy: str = "keyed",
+        forward: str = "packed",
+        planner: str | None = None,
+        invariant: bool | str = "auto",
+        max_rows: int = 32,
+        token_budget: int = 4096,
+        prefix_cache: int = 0,
+        pipeline: bool | None = None,
+    ):
         if max_rows < 1:
             raise ValueError(f"max_rows={max_rows}: must be at least 1; the rows in the batch at one time")
         if token_budget < 0:
@@ -77,20 +94,30 @@ class Engine:
             raise ValueError(f"planner={planner!r}: must be one of {', '.join(PLANNERS)}")
         self.model = model
         self.policy = policies.get(policy)
-        self.forward, self.invariant = build(model, forward, invariant)
-        self.planner = planner or ("packed" if self.forward.name == "packed" else "runs")
-        if self.planner == "packed" and self.forward.name != "packed":
-            raise ValueError(f'planner="packed" with forward="{self.forward.name}": needs forward="packed"; '
-                             'use planner="runs" or "by-length"')
-        self.max_rows, self.token_budget = max_rows, token_budget
         self.prefixes = PrefixCache(prefix_cache)
-        self.pipeline = not backend.on_cpu() if pipeline is None else pipeline
-        self.trace = Trace()
+        self.forward, self.invariant = build(model, forward, invariant)
+        packed = self.forward.name == "packed"
+        self.planner = planner or ("packed" if packed else "runs")
+        for name, value, fix in (
+            ("planner", self.planner == "packed" and self.planner, 'use planner="runs" or "by-length"'),
+            ("prefix_cache", prefix_cache, "leave it at 0"),
+        ):
+            if value and not packed:
+                raise ValueError(
+                    f'{name}={value!r} with forward="{self.forward.name}": needs forward="packed"; {fix}'
+                )
+        self.max_rows, self.token_budget = max_rows, token_budget
+        pipeline = not backend.on_cpu() if pipeline is None else pipeline
+        self.pipeline = pipeline and self.planner == "packed" and not self.policy.shares
+        self.trace = Trace(cache(model.token_text))
         self.time = 0
-        self.queue: list[Live] = []
+        self.queue = Waiting()
         self.running: dict[tuple[str, int], Live] = {}
+        self._ids: Counter[str] = Counter()  # rows in the engine, by request
+        self._flights: deque[_Flight] = deque()
+        self._carry: mx.array | None = None  # the newest flight's tokens
         self._done: list[tuple[int, Completion]] = []  # with the request's place in the order of submission
-        self._flight: list[tuple[list[Live], Drawn, list[str]]] = []
+        self._handed: list[tuple[int, Completion]] = []  # those of the last step
         self._submitted = self._cohorts = 0
 
     # From request to queue
@@ -108,38 +135,69 @@ class Engine:
         ValueError
             One line, before anything runs: what the model can't take, or an id that is in the engine already.
         """
-        id = request.id or f"r{self._submitted}"
-        if any(row.id == id for row in (*self.queue, *self.running.values())):
+        number = self._submitted
+        id = request.id or next(f"r{n}" for n in range(number, sys.maxsize) if f"r{n}" not in self._ids)
+        if id in self._ids:
             raise ValueError(f'id="{id}": is in the engine already; give each request an id of its own')
         prompt = requests.check(request, self.model)
         seed = request.seed
         if seed is None and not self.policy.shares:
             seed = secrets.randbits(64) - 2**63
         for choice in range(request.n):
-            row = Live(request, id, choice, self._submitted, len(prompt), seed, [*prompt, *request.generated],
-                       exclusive=self.policy.exclusive(request))
-            self.queue.append(row)
+            tokens = [*prompt, *request.generated]
+            self._add(Live(request, id, choice, number, len(prompt), seed, tokens))
         self._submitted += 1
         return id
 
+    def _add(self, row: Live) -> None:
+        row.exclusive = self.policy.exclusive(row.request)
+        if row.request.stop:
+            row.watch = Watch(self.model.decode, row.request.stop, row.generated)
+        self._ids[row.id] += 1
+        self.queue.add(row)
+
     def cancel(self, id: str) -> None:
         """Take a request out; what it generated so far is its result."""
-        self._collect()
-        for row in self._rows(id):
+        for row in self._settled(id):
             self._finish(row, "cancelled")
 
     def preempt(self, id: str) -> None:
-        """Put a running request back at the head of the queue; it goes on later as if nothing had happened."""
-        self._collect()
-        for row in reversed([r for r in self._rows(id) if r.key in self.running]):
+        """Put a running request back at the head of the queue; it goes on later as if nothing had been."""
+        for row in reversed([row for row in self._settled(id) if row.key in self.running]):
             self._leave(row, "preempt")
             row.kept, row.begun, row.cached = 0, False, 0
-            self.queue.insert(0, row)
+            self.queue.put_back(row)
+            self._ids[id] += 1
+
+    def export_row(self, id: str, path: str | Path, choice: int = 0) -> None:
+        """Move a row, with its keys and values, out of this engine and into a file; see `transfer`."""
+        row = next((row for row in self._settled(id) if row.choice == choice), None)
+        if row is None:
+            raise ValueError(
+                f'choice={choice} for request "{id}": is not in the engine; it may have finished'
+            )
+        transfer.write(path, row, self.model, self.forward, self.policy)
+        self._leave(row, "export")
+
+    def import_row(self, path: str | Path) -> str:
+        """Queue a row that another engine exported; returns its id. It goes on as it would have there."""
+        row = transfer.read(path, self.model, self.forward, self.policy)
+        if any(other.key == row.key or other.request != row.request for other in self._rows(row.id)):
+            raise ValueError(f'id="{row.id}": is in the engine already; import {path} when it has finished')
+        row.order = self._submitted
+        self._submitted += 1
+        self._add(row)
+        self._event(row, "admit", "import")
+        return row.id
 
     @property
     def idle(self) -> bool:
         """Whether nothing is queued, running or unread."""
-        return not (self.queue or self.running or self._flight or self._done)
+        return not (self.queue or self.running or self._flights or self._done)
+
+    @property
+    def _packed(self) -> PackedForward:
+        return cast(PackedForward, self.forward)  # no other is asked for what only this one can
 
     # Steps
 
@@ -151,19 +209,14 @@ class Engine:
         list of Completion
             Of the rows that finished. They are handed over: the engine forgets them.
         """
-        return [completion for _, completion in self._step()]
-
-    def _step(self) -> list[tuple[int, Completion]]:
-        before, self._flight = self._flight, []
+        before = len(self._flights)
         for work in self._plan():
             self._run(work)
-        for landed in before:
-            self._read(*landed)
-        if not self.pipeline or self._needs_reading():
-            self._collect()
+        waits = self.pipeline and not any(row.looks_back for f in self._flights for row in f.rows)
+        self._collect(before if waits else len(self._flights))
         self.time += 1
-        done, self._done = self._done, []
-        return done
+        self._handed, self._done = self._done, []
+        return [completion for _, completion in self._handed]
 
     def run(self, progress: bool = False) -> Results:
         """Step until nothing is left.
@@ -181,107 +234,78 @@ class Engine:
             In the order of submission.
         """
         done: list[tuple[int, Completion]] = []
-        rows = (*self.queue, *self.running.values())
-        bar = tqdm(total=sum(row.request.max_tokens for row in rows), unit="token", desc="generating",
-                   disable=not progress, leave=False)
-        with bar:
+        total = sum(row.request.max_tokens for row in (*self.queue, *self.running.values()))
+        with tqdm(total=total, unit="token", desc="generating", disable=not progress, leave=False) as bar:
             try:
                 while not self.idle:
-                    done += self._step()
-                    bar.n = sum(len(c.tokens) for _, c in done) + sum(len(r.generated) for r in self.running.values())
-                    bar.refresh()
+                    if not self.running and not any(self.queue.arrived(self.time)):
+                        self.time = max(self.time, self.queue.next_arrival or 0)  # nothing to wait for
+                    self.step()
+                    done += self._handed
+                    if progress:
+                        running = sum(len(row.logprobs) for row in self.running.values())
+                        bar.n = sum(len(c.tokens) for _, c in done) + running
+                        bar.refresh()
             except KeyboardInterrupt:
                 warnings.warn("interrupted: unfinished requests are marked cancelled", stacklevel=2)
-                for id in {row.id for row in (*self.queue, *self.running.values())}:
+                self._collect()
+                for id in list(self._ids):
                     self.cancel(id)
                 done += self._done
                 self._done = []
+        self._handed = []
         return Results(c for _, c in sorted(done, key=lambda pair: (pair[0], pair[1].choice)))
 
     # Planning
 
-    def _plan(self) -> list[_Work]:
+    def _plan(self) -> Sequence[Work]:
         alone = next((row for row in self.running.values() if row.exclusive), None)
         if alone is None and len(self.running) < self.max_rows:
-            alone = next((row for row in self._arrived()[:1] if row.exclusive), None)
-            if alone is not None:
-                self._enter(alone)
+            alone = next((row for row in islice(self.queue.arrived(self.time), 1) if row.exclusive), None)
+            if alone is not None and not self._enter(alone):
+                return ()
         if alone is not None:  # the others wait, so that nothing draws between its seeding and its last token
-            return [] if alone.full else [_Work("sequential", (alone,), (alone.remainder,))]
-        return self._admit_chunks() if self.planner == "packed" else self._admit_cohorts()
+            return [Work("sequential", [alone], [alone.remainder])]
+        rows, queue = list(self.running.values()), self.queue.arrived(self.time)
+        room, budget = self.max_rows - len(rows), self.token_budget
+        if self.planner == "packed":
+            return planning.chunks(rows, queue, self._enter, room, budget)
+        return planning.whole(
+            rows, queue, self._enter, room, budget, self.planner, self.forward, self.max_rows
+        )
 
-    def _arrived(self) -> list[Live]:
-        """The queue in the order in which it is served: by priority, first come first served within one."""
-        here = [row for row in self.queue if row.request.arrival <= self.time]
-        return sorted(here, key=lambda row: PRIORITIES.index(row.priority))
-
-    def _admit_chunks(self) -> list[_Work]:
-        """One packed cohort: a token of each decoding row, then prefill in chunks, as far as the budget goes."""
-        decoding = [row for row in self.running.values() if row.decoding and not row.full]
-        chunks = {row: 1 for row in decoding}
-        left = (self.token_budget or sys.maxsize) - len(decoding)
-        waiting = [row for row in self.running.values() if not row.drawn]
-        for row in [*waiting, *self._arrived()]:
-            new = row.key not in self.running
-            if left <= 0 or row.exclusive or (new and len(self.running) >= self.max_rows):
-                break
-            if new:
-                self._enter(row)
-            if row.full:  # resumed with all it may generate
-                continue
-            chunks[row] = min(row.remainder, left)
-            left -= chunks[row]
-        return [_Work("packed", tuple(chunks), tuple(chunks.values()))] if chunks else []
-
-    def _admit_cohorts(self) -> list[_Work]:
-        """Cohorts of whole prompts out of the next window, then a token of each decoding row."""
-        decoding = tuple(row for row in self.running.values() if row.decoding and not row.full)
-        room = self.max_rows - len(self.running)
-        window, _ = cohorts.drain_window(self._arrived(), room, self.token_budget) if room > 0 else ([], [])
-        window = list(takewhile(lambda row: not row.exclusive, window))
-        for row in window:
-            self._enter(row)
-        by_id = {f"{row.id}/{row.choice}": row for row in window if not row.full}
-        can_batch, can_pad = self.forward.can_batch, self.forward.can_pad
-        planned = cohorts.plan_cohorts(
-            [row.plan(row.cached) for row in by_id.values()], self.planner, can_batch=can_batch, can_pad=can_pad,
-            max_rows=self.max_rows, token_budget=self.token_budget)
-        works = []
-        for cohort in planned:
-            rows = tuple(by_id[r.id] for r in cohort.rows)
-            works.append(_Work(cohort.kind, rows, tuple(row.remainder for row in rows)))
-        if decoding:
-            works.append(_Work("decode", decoding, (1,) * len(decoding)))
-        return works
-
-    def _enter(self, row: Live) -> None:
-        """Move a row from the queue into the batch, adopting what is cached of its prefix."""
+    def _enter(self, row: Live) -> bool:
+        """Move a row from the queue into the batch, adopting what is cached of it; False if it is done."""
         self.queue.remove(row)
         self.running[row.key] = row
         self._event(row, "admit", "admit")
-        if row.full:
-            self._finish(row, "length")
-            return
+        if row.end:  # resumed after its last token
+            self._finish(row, row.end)
+            return False
+        if row.pairs is not None:  # imported
+            self._packed.write(row.key, row.pairs, row.kept)
+            row.pairs = None
+            return True
         wanted = row.request.cached
-        if self.prefixes.limit and self.forward.name == "packed":
-            length, pairs = self.prefixes.find(row.tokens, len(row.tokens) - 1)
-            if length > wanted:
-                self.forward.write(row.key, pairs, length)
-                row.kept = row.cached = length
-                return
-        if wanted:
-            mx.eval(self.forward.run([Span(row.key, 0, row.tokens[:wanted], sample=False)]), self.forward.state())
+        length, pairs = self.prefixes.find(row.tokens, len(row.tokens) - 1)
+        if length > wanted:
+            self._packed.write(row.key, pairs, length)
+            row.kept, row.cached = length, min(length, row.prompt)
+        elif wanted:
+            prefix = Span(row.key, 0, row.tokens[:wanted], sample=False)
+            mx.eval(self.forward.run([prefix]), self.forward.state())
             row.kept = row.cached = wanted
             self._event(row, "admit", "forward", shape=f"prefix of {wanted} tokens")
+        return True
 
     # Running
 
-    def _run(self, work: _Work) -> None:
+    def _run(self, work: Work) -> None:
         """Take one cohort through prefill or decode; a sequential one row by row."""
-        if work.kind != "decode" and any(not row.begun for row in work.rows):
-            for place, row in enumerate(row for row in work.rows if not row.begun):
-                row.cohort, row.kind, row.place = self._cohorts, work.kind, place
-            self._cohorts += 1
+        first = [row for row in work.rows if not (row.begun or row.drawn)]
+        for place, row in enumerate(first):
+            row.cohort, row.kind, row.place = self._cohorts, work.kind, place
+        self._cohorts += bool(first)
         if work.kind == "sequential":
             for row, chunk in zip(work.rows, work.chunks, strict=True):
                 self._pass([row], [chunk])
@@ -289,38 +313,30 @@ class Engine:
             self._pass(work.rows, work.chunks)
 
     def _pass(self, rows: Sequence[Live], chunks: Sequence[int]) -> None:
-        """begin_prefill for every row, one forward, finish_prefill or decode: the order that the bug lives in."""
+        """begin_prefill for each row, one forward, finish_prefill or decode: in this order lives the bug."""
         for row in rows:
             if not row.begun:
                 row.begun = True
-                if self.policy.begin_prefill(row.draw()):
+                if self.policy.begin_prefill(row.draw(whole=True)):
                     self._event(row, "begin_prefill", "seed", seed=row.seed)
-        spans = [self._span(row, chunk) for row, chunk in zip(rows, chunks, strict=True)]
-        carry = self._carry
-        logits = self.forward.run(spans, carry if any(s.source is not None for s in spans) else None)
-        self._trace_forward(rows, spans)
+        spans = [row.span(chunk) for row, chunk in zip(rows, chunks, strict=True)]
+        carried = any(span.source is not None for span in spans)
+        logits = self.forward.run(spans, self._carry if carried else None)
+        self._event_of_forward(rows, spans)
         for row, span in zip(rows, spans, strict=True):
             row.kept = span.stop
         self._draw([row for row, span in zip(rows, spans, strict=True) if span.sample], logits)
 
-    _carry: mx.array | None = None
-
-    def _span(self, row: Live, chunk: int) -> Span:
-        last = row.kept + chunk == row.issued
-        if row.source is not None:
-            return Span(row.key, row.kept, (), source=row.source)
-        return Span(row.key, row.kept, row.tokens[row.kept : row.kept + chunk], sample=last)
-
-    def _draw(self, rows: list[Live], logits: mx.array) -> None:
+    def _draw(self, rows: Sequence[Live], logits: mx.array) -> None:
         """Draw the rows' next tokens: a first token in finish_prefill, the others together in decode."""
         if not rows:
             mx.async_eval(self.forward.state())
             return
-        decoding = [row for row in rows if row.drawn]
         draws = [row.draw() for row in rows]
         if not self.policy.shares:  # nothing is shared, so nothing has to wait its turn
             self._launch(rows, self.policy.decode(logits, draws))
             return
+        later = [i for i, row in enumerate(rows) if row.drawn]
         for i, row in enumerate(rows):
             if not row.drawn:
                 drawn, seeded = self.policy.finish_prefill(logits[i : i + 1], draws[i])
@@ -329,118 +345,126 @@ class Engine:
                     self._event(row, "finish_prefill", "seed", seed=row.seed)
                 self._launch([row], drawn)
                 self._collect()
-        later = [i for i, row in enumerate(rows) if row in decoding]
         if later:
-            index = mx.array(later)
-            self._launch([rows[i] for i in later], self.policy.decode(logits[index], [draws[i] for i in later]))
+            drawn = self.policy.decode(logits[mx.array(later)], [draws[i] for i in later])
+            self._launch([rows[i] for i in later], drawn)
             self._collect()
 
-    def _launch(self, rows: list[Live], drawn: Drawn) -> None:
-        mx.async_eval(drawn.tokens, drawn.logprobs, drawn.margins, drawn.max_drift, drawn.bad, self.forward.state())
+    def _launch(self, rows: Sequence[Live], drawn: Drawn) -> None:
+        mx.async_eval(drawn.arrays(), self.forward.state())
         self._carry = drawn.tokens
-        phases = ["decode" if row.drawn else "finish_prefill" for row in rows]
+        self._flights.append(_Flight(rows, drawn, ["decode" if r.drawn else "finish_prefill" for r in rows]))
         for i, row in enumerate(rows):
             row.drawn, row.source = True, i
             row.issued += 1
-        self._flight.append((rows, drawn, phases))
 
     # Reading
 
-    def _collect(self) -> None:
-        """Read every draw that is still on the device."""
-        flight, self._flight = self._flight, []
-        for landed in flight:
-            self._read(*landed)
+    def _collect(self, count: int | None = None) -> None:
+        """Read the oldest draws that are still on the device, or all of them."""
+        for _ in range(len(self._flights) if count is None else count):
+            self._read(self._flights.popleft())
 
-    def _read(self, rows: list[Live], drawn: Drawn, phases: list[str]) -> None:
-        tokens, bad = drawn.tokens.tolist(), drawn.bad.tolist()
-        columns = [drawn.logprobs.tolist(), drawn.margins.tolist(), drawn.max_drift.tolist()]
-        tops = _alternatives(rows, drawn)
-        newest = {id(row) for later, _, _ in self._flight for row in later}
-        for i, row in enumerate(rows):
-            if row.key not in self.running or self.running[row.key] is not row:
+    def _read(self, flight: _Flight) -> None:
+        drawn, bad = flight.drawn, flight.drawn.bad.tolist()
+        columns = (a.tolist() for a in (drawn.tokens, drawn.logprobs, drawn.margins, drawn.max_drift))
+        values = zip(*columns, alternatives(flight.rows, drawn), strict=True)
+        for i, (row, phase, (token, *rest)) in enumerate(
+            zip(flight.rows, flight.phases, values, strict=True)
+        ):
+            if self.running.get(row.key) is not row:
                 continue  # it ended while this draw was on its way
-            if id(row) not in newest:
-                row.source = None
             if bad[i]:
-                self._finish(row, "error", error=f'request "{row.id}", position {len(row.tokens)}: no token can be '
-                             "drawn: its logits are NaN, or everything is excluded")
+                self._finish(row, "error", error=row.error(drawn.errors.get(i)))
                 continue
-            row.tokens.append(tokens[i])
-            for values, column in zip((row.logprobs, row.margins, row.max_drift), columns, strict=True):
-                values.append(column[i])
-            row.top.append(tops[i])
-            self._event(row, phases[i], "draw", seed=row.seed, position=len(row.tokens) - 1, token=tokens[i],
-                        text=self.model.token_text(tokens[i]))
-            self._check_end(row)
-
-    def _check_end(self, row: Live) -> None:
-        token = row.tokens[-1]
-        if token in self.model.eos_ids:
-            row.tokens.pop()
-            self._finish(row, "eos")
-        elif (stop := self._stop(row)) is not None:
-            self._finish(row, "stop", stop=stop)
-        elif len(row.tokens) - row.prompt >= row.request.max_tokens:
-            self._finish(row, "length")
-
-    def _stop(self, row: Live) -> int | None:
-        """Where in the row's text the first stop string begins."""
-        if not row.request.stop:
-            return None
-        text = self.model.decode(row.generated)
-        found = [at for s in row.request.stop if (at := text.find(s)) >= 0]
-        return min(found, default=None)
-
-    def _needs_reading(self) -> bool:
-        """Whether a row in flight must know its last token before the next step."""
-        return any(_looks_back(row.request) or row.full for rows, _, _ in self._flight for row in rows)
+            self._event(row, phase, "draw", row.seed, len(row.tokens), token)
+            row.take(token, *rest)
+            if token in self.model.eos_ids:
+                row.tokens.pop()
+                self._finish(row, "eos")
+            elif row.end:
+                self._finish(row, row.end)
 
     # Leaving
 
-    def _finish(self, row: Live, reason: str, *, stop: int | None = None, error: str | None = None) -> None:
-        if self.prefixes.limit and row.key in self.running and self.forward.name == "packed" and reason != "error":
-            kept = min(row.kept, len(row.tokens))
-            if kept:
-                self.prefixes.add(row.tokens[:kept], self.forward.read(row.key, kept))
-        self._leave(row, "cancel" if reason == "cancelled" else "finish")
-        completion = row.completion(
-            self.model, reason, stop=stop, error=error, policy=self.policy.name, forward=self.forward.name,
-            invariant=self.invariant)
-        self._done.append((row.order, completion))
+    def _finish(self, row: Live, reason: str, error: str | None = None) -> None:
+        self._leave(row, {"cancelled": "cancel", "error": "error"}.get(reason, "finish"))
+        how = {"policy": self.policy.name, "forward": self.forward.name, "invariant": self.invariant}
+        self._done.append((row.order, row.completion(self.model, reason, error=error, **how)))
 
     def _leave(self, row: Live, event: str) -> None:
-        self._event(row, "leave", event)
+        self._event(row, "leave", "finish" if event == "error" else event)
         row.source = None
-        if row.key in self.running:
-            del self.running[row.key]
-            self.forward.release(row.key)
-        else:
+        self._ids[row.id] -= 1
+        if not self._ids[row.id]:
+            del self._ids[row.id]
+        if self.running.get(row.key) is not row:
             self.queue.remove(row)
+            return
+        kept = min(row.kept, len(row.tokens))  # a token that was not to be may have been run
+        if self.prefixes.limit and kept and event != "error":
+            self.prefixes.add(row.tokens[:kept], self._packed.read(row.key, kept))
+        del self.running[row.key]
+        self.forward.release(row.key)
 
-    def _rows(self, id: str) -> list[Live]:
-        rows = [row for row in (*self.running.values(), *self.queue) if row.id == id]
-        if not rows:
+    def _rows(self, id: str) -> Iterator[Live]:
+        return (row for row in (*self.running.values(), *self.queue) if row.id == id)
+
+    def _settled(self, id: str) -> list[Live]:
+        """A request's rows that go on, once every draw has been read."""
+        if id not in self._ids:
             raise ValueError(f'id="{id}": no such request in the engine; it may have finished')
-        return rows
+        self._collect()
+        return list(self._rows(id))
 
     # Trace
 
-    def _event(self, row: Live, phase: str, event: str, **values: object) -> None:
+    def _event(
+        self,
+        row: Live,
+        phase: str,
+        event: str,
+        seed: int | None = None,
+        position: int | None = None,
+        token: int | None = None,
+        shape: str = "",
+    ) -> None:
         state = policies.generator_state() if self.policy.shares and event in ("seed", "draw") else ""
-        self.trace.add(step=self.time, phase=phase, event=event, row=row.id, choice=row.choice, cohort=row.cohort,
-                       cohort_kind=row.kind, state=state, **values)
+        self.trace.add(
+            self.time,
+            phase,
+            event,
+            row.id,
+            row.choice,
+            row.cohort,
+            row.kind,
+            seed,
+            position,
+            token,
+            shape,
+            state,
+        )
 
-    def _trace_forward(self, rows: Sequence[Live], spans: Sequence[Span]) -> None:
-        names = " ".join(row.id for row in rows)
+    def _event_of_forward(self, rows: Sequence[Live], spans: Sequence[Span]) -> None:
         phase = "decode" if all(row.drawn for row in rows) else "forward"
-        self.trace.add(step=self.time, phase=phase, event="forward", row=names, cohort=rows[0].cohort,
-                       cohort_kind=rows[0].kind, shape=f"{len(spans)} spans, {sum(s.count for s in spans)} tokens")
+        shape = f"{len(spans)} spans, {sum(span.count for span in spans)} tokens"
+        names = " ".join(row.id for row in rows)
+        self.trace.add(self.time, phase, "forward", names, 0, rows[0].cohort, rows[0].kind, shape=shape)
 
 
-def generate(model: Model, batch: Sequence[Request], *, policy: str = "keyed", forward: str = "packed",
-             planner: str | None = None, invariant: bool | str = "auto", max_rows: int = 32, token_budget: int = 4096,
-             prefix_cache: int = 0, progress: bool = False) -> Results:
+def generate(
+    model: Model,
+    batch: Sequence[Request],
+    *,
+    policy: str = "keyed",
+    forward: str = "packed",
+    planner: str | None = None,
+    invariant: bool | str = "auto",
+    max_rows: int = 32,
+    token_budget: int = 4096,
+    prefix_cache: int = 0,
+    progress: bool = False,
+) -> Results:
     """Run requests together and return their completions.
 
     Parameters
@@ -468,24 +492,16 @@ def generate(model: Model, batch: Sequence[Request], *, policy: str = "keyed", f
         try:
             engine.submit(request)
         except ValueError as error:
-            refused[i] = Completion(id=request.id, finish_reason="error", error=str(error), seed=request.seed,
-                                    policy=policy, forward=forward)
+            refused[i] = Completion(
+                id=request.id,
+                finish_reason="error",
+                error=str(error),
+                seed=request.seed,
+                policy=policy,
+                forward=forward,
+            )
     done = engine.run(progress=progress)
     by_id: dict[str, list[Completion]] = {}
     for completion in done:
         by_id.setdefault(completion.id, []).append(completion)
     return Results(c for i, id in enumerate(ids) for c in ([refused[i]] if i in refused else by_id[id]))
-
-
-def _looks_back(request: Request) -> bool:
-    """Whether drawing the next token needs the last one on the host."""
-    return bool(request.processors or request.repetition_penalty != 1 or request.presence_penalty
-                or request.frequency_penalty or request.stop)
-
-
-def _alternatives(rows: Sequence[Live], drawn: Drawn) -> list[tuple[tuple[int, float], ...]]:
-    """Each row's most likely tokens, as many as its request asked for."""
-    if drawn.top is None:
-        return [()] * len(rows)
-    ids, logprobs = (a.tolist() for a in drawn.top)
-    return [tuple(zip(i, p, strict=True))[: row.request.logprobs] for row, i, p in zip(rows, ids, logprobs, strict=True)]

@@ -68,7 +68,7 @@ class Global:
 
 
 class Reseed(Global):
-    """Seeds again right before the row's own first draw: the first token ignores siblings, later ones don't."""
+    """Seeds again right before the row's own first draw: that one ignores siblings, later ones don't."""
 
     name = "reseed"
 
@@ -78,12 +78,20 @@ class Reseed(Global):
 
 
 class Isolate(Global):
-    """A seeded row that samples runs by itself, nothing else drawing in between: safe, and no batch at all."""
+    """A seeded row that samples runs by itself, nothing else drawing in between: safe, and no batch."""
 
     name = "isolate"
 
     def exclusive(self, request: Request) -> bool:
         return request.seeded and not request.greedy
+
+    def begin_prefill(self, draw: Draw) -> bool:
+        """Seeds, and for a row that goes on moves the generator past the draws that it has had."""
+        seeded = super().begin_prefill(draw)
+        numbers = 2 if draw.request.xtc_probability > 0 else 1
+        for _ in range(numbers * len(draw.generated) if seeded else 0):
+            mx.random.uniform()
+        return seeded
 
 
 class Keyed:
@@ -109,7 +117,8 @@ class Keyed:
         rows = [(d.request, d.seed, d.choice) for d in draws]
         if self._sampler is None or not _same(rows, self._rows):  # the batch has changed
             self._rows, self._sampler = rows, Sampler(draws)
-        return self._sampler.draw(logits, [d.position for d in draws])
+        histories = [(d.prompt, d.generated) for d in draws] if self._sampler.needs_history else None
+        return self._sampler.draw(logits, [d.position for d in draws], histories)
 
 
 def get(name: str) -> Policy:
@@ -146,4 +155,5 @@ def _seed(draw: Draw) -> bool:
 
 def _same(rows: list[tuple[Request, int | None, int]], others: list[tuple[Request, int | None, int]]) -> bool:
     return len(rows) == len(others) and all(
-        a[0] is b[0] and a[1:] == b[1:] for a, b in zip(rows, others, strict=True))
+        a[0] is b[0] and a[1:] == b[1:] for a, b in zip(rows, others, strict=True)
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LIMIT = 100_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Event:
     """One thing an engine did.
 
@@ -30,6 +30,7 @@ class Event:
     position, token : int or None
         Of a draw: the logical position of the token drawn, and the token.
     text : str
+        The token's.
     shape : str
         Of a forward: how many spans and tokens, as "3 spans, 40 tokens".
     state : str
@@ -53,25 +54,59 @@ class Event:
 
 
 class Trace:
-    """The newest events of an engine, oldest first."""
+    """The newest events of an engine, oldest first.
 
-    def __init__(self, limit: int = LIMIT):
-        self._events: deque[Event] = deque(maxlen=limit)
+    Parameters
+    ----------
+    text : callable
+        A token's text, asked for when an event is read.
+    limit : int
+        Events to keep.
+    """
+
+    def __init__(self, text: Callable[[int], str] = str, limit: int = LIMIT):
+        self._text = text
+        # Plain tuples until they are read: a step adds one for every row.
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
         self._count = 0
 
-    def add(self, **values: Any) -> None:
+    def add(
+        self,
+        step: int,
+        phase: str,
+        event: str,
+        row: str,
+        choice: int = 0,
+        cohort: int | None = None,
+        cohort_kind: str = "",
+        seed: int | None = None,
+        position: int | None = None,
+        token: int | None = None,
+        shape: str = "",
+        state: str = "",
+    ) -> None:
         """Append an event."""
-        self._events.append(Event(index=self._count, **values))
+        self._events.append(
+            (step, phase, event, row, choice, cohort, cohort_kind, seed, position, token, shape, state)
+        )
         self._count += 1
 
     def __len__(self) -> int:
         return len(self._events)
 
     def __iter__(self) -> Iterator[Event]:
-        return iter(self._events)
+        first = self._count - len(self._events)
+        return (self._event(first + i, values) for i, values in enumerate(tuple(self._events)))
 
     def __getitem__(self, index: int) -> Event:
-        return self._events[index]
+        values = self._events[index]
+        first = self._count - len(self._events)
+        return self._event(first + (index if index >= 0 else len(self._events) + index), values)
+
+    def _event(self, index: int, values: tuple[Any, ...]) -> Event:
+        text = "" if values[9] is None else self._text(values[9])
+        made: list[Any] = [index, *values[:10], text, *values[10:]]
+        return Event(*made)
 
     def __repr__(self) -> str:
         dropped = self._count - len(self._events)
@@ -84,7 +119,8 @@ class Trace:
         # Seeds reach 2^64 in size: pandas would make floats of them beside a missing one.
         kinds = {"cohort": "Int64", "position": "Int64", "token": "Int64", "seed": object}
         names = [f.name for f in fields(Event)]
-        columns = {name: [getattr(event, name) for event in self._events] for name in names}
+        events = list(self)
+        columns = {name: [getattr(event, name) for event in events] for name in names}
         return pd.DataFrame({name: pd.Series(columns[name], dtype=kinds.get(name)) for name in names})
 
     def chart(self) -> Any:

@@ -1,0 +1,151 @@
+"""Transfer: a row in a file, so that prefill in one process and decode in another continue one stream.
+
+A safetensors file. Its tensors are the row's keys and values; its metadata hold one JSON text: the request,
+the seed, and all that was drawn so far, floats in full. The row goes on with the same tokens and the same
+logprobs as it would have where it came from, to the bit where both engines are invariant and of one kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+import weakref
+from dataclasses import asdict
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from . import noise
+from .forward import Forward, PackedForward
+from .live import Live
+from .models import Model
+from .policies import Policy
+from .requests import Request
+
+FORMAT = 1
+_PLAIN = (
+    "id",
+    "choice",
+    "prompt",
+    "seed",
+    "tokens",
+    "kept",
+    "cached",
+    "begun",
+    "drawn",
+    "cohort",
+    "kind",
+    "place",
+)
+_FLOATS = ("logprobs", "margins", "max_drift")
+_SAMPLE = 64  # values of each weight array that a signature looks at
+
+_signatures: weakref.WeakKeyDictionary[Model, str] = weakref.WeakKeyDictionary()
+
+
+def write(path: str | Path, row: Live, model: Model, forward: Forward, policy: Policy) -> None:
+    """Write a row; the file is there whole or not at all.
+
+    Raises
+    ------
+    ValueError
+        Where its stream can't be continued elsewhere: a policy that draws from a shared generator, a forward
+        that keeps no keys and values by row, or logits processors, which are functions.
+    OSError
+    """
+    path = Path(path)
+    packed = _packed(forward, policy, "export")
+    about = {
+        "format": FORMAT,
+        "stream": noise.STREAM,
+        "model": {"name": model.name, "signature": signature(model), "dtype": model.dtype},
+        "shapes": asdict(packed.shapes),
+        "request": row.request.to_json(),
+        "row": {name: getattr(row, name) for name in _PLAIN},
+        "drawn": {name: [None if math.isnan(v) else v for v in getattr(row, name)] for name in _FLOATS},
+        "top": row.top,
+    }
+    pairs = row.pairs or (packed.read(row.key, row.kept) if row.kept else [])
+    arrays = {f"{name}{i}": a for i, pair in enumerate(pairs) for name, a in zip("kv", pair, strict=True)}
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
+        whole = Path(directory) / "row.safetensors"
+        # A file needs a tensor: of a row that waits, an empty one.
+        mx.save_safetensors(str(whole), arrays or {"none": mx.zeros((1,))}, {"row": json.dumps(about)})
+        os.replace(whole, path)
+
+
+def read(path: str | Path, model: Model, forward: Forward, policy: Policy) -> Live:
+    """A row from a file, its keys and values in `pairs`.
+
+    Raises
+    ------
+    ValueError
+        One line: not such a file, or written with another model, dtype, stream or set of shapes.
+    """
+    packed = _packed(forward, policy, "import")
+    try:
+        arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
+        about = json.loads(metadata["row"])
+        version = about["format"]
+    except (RuntimeError, OSError, KeyError, ValueError, TypeError) as error:
+        why = "no such file" if not Path(path).exists() else str(error).splitlines()[0][:80]
+        raise ValueError(f"{path}: is not an exported row: {why}") from None
+    ours = {
+        "format": (version, FORMAT),
+        "stream": (about.get("stream"), noise.STREAM),
+        "dtype": (about["model"]["dtype"], model.dtype),
+        "model": (about["model"]["signature"], signature(model)),
+        "shapes": (about["shapes"], json.loads(json.dumps(asdict(packed.shapes)))),
+    }
+    for name, (theirs, mine) in ours.items():
+        if theirs != mine:
+            if name == "model":
+                theirs, mine = f"{about['model']['name']} ({theirs[:8]})", f"{model.name} ({mine[:8]})"
+            raise ValueError(f"{path}: {name}={theirs}: must be this engine's, {mine}")
+    state = about["row"]
+    row = Live(
+        Request.from_json(about["request"], str(path)),
+        state["id"],
+        state["choice"],
+        0,
+        state["prompt"],
+        state["seed"],
+        state["tokens"],
+    )
+    for name in ("kept", "cached", "begun", "drawn", "cohort", "kind", "place"):
+        setattr(row, name, state[name])
+    for name in _FLOATS:
+        setattr(row, name, [math.nan if v is None else v for v in about["drawn"][name]])
+    row.top = [tuple((token, logprob) for token, logprob in step) for step in about["top"]]
+    if row.kept:
+        row.pairs = [(arrays[f"k{i}"], arrays[f"v{i}"]) for i in range(len(arrays) // 2)]
+    return row
+
+
+def signature(model: Model) -> str:
+    """A hash of a model's weights: every array's name, type and shape, and a sample of its values."""
+    if model not in _signatures:
+        digest = hashlib.sha256(json.dumps(model.config, sort_keys=True, default=str).encode())
+        parts = []
+        for name, array in sorted(tree_flatten(model.module.parameters())):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            step = max(1, array.size // _SAMPLE)
+            parts.append(array.reshape(-1)[::step].astype(mx.float32))
+        digest.update(np.array(mx.concatenate(parts)).tobytes())
+        _signatures[model] = digest.hexdigest()
+    return _signatures[model]
+
+
+def _packed(forward: Forward, policy: Policy, what: str) -> PackedForward:
+    if policy.shares:
+        raise ValueError(
+            f'policy="{policy.name}": can\'t {what} a row: its generator stays; use policy="keyed"'
+        )
+    if not isinstance(forward, PackedForward):
+        raise ValueError(f'forward="{forward.name}": can\'t {what} a row; use forward="packed"')
+    return forward
