@@ -59,7 +59,9 @@ def agreement(rows, vocab, dtype):
     for name, x, y in zip(("margins", "logprobs", "maxima"), floats, expected, strict=True):
         close = np.allclose(x, y, rtol=1e-5, atol=3e-4, equal_nan=True)
         finite = np.isfinite(x) & np.isfinite(y)
-        check(f"{name}, {what}", close, f"worst difference {np.abs(x - y)[finite].max(initial=0):.2e}")
+        check(
+            f"{name}, {what}", close, f"worst difference {np.abs(x[finite] - y[finite]).max(initial=0):.2e}"
+        )
 
 
 def correctness():
@@ -98,10 +100,11 @@ def correctness():
         Request("x", xtc_probability=0.5, xtc_threshold=0.05, top_k=50), Request("x", top_k=20, top_p=0.8),
         Request("x", repetition_penalty=1.3, presence_penalty=0.5, top_k=30, logit_bias={5: 2.0}),
         Request("x", allowed_tokens=[3]), Request("x", allowed_tokens=[]), Request("x"),
+        Request("x", top_k=9),
     ]  # fmt: skip
     draws = [Draw(r, 1000 + i) for i, r in enumerate(requests)]
     logits = np.array(rows_of(len(requests), 49_152, spread=4.0))
-    logits[-1, 17] = np.nan
+    logits[-2:, 17] = np.nan
     history = [([5, 9], [9, 77])] * len(requests)
     gpu = Sampler(draws).draw(mx.array(logits), [9] * len(draws), history)
     mx.eval(gpu.arrays())
@@ -110,14 +113,21 @@ def correctness():
     cpu = Sampler(draws).draw(mx.array(logits), [9] * len(draws), history)
     mx.eval(cpu.arrays())
     mx.set_default_device(device)
-    check("mixed rows: the CPU's tokens", gpu.tokens.tolist()[:-2] == cpu.tokens.tolist()[:-2])
-    check("mixed rows: bad ones flagged", gpu.bad.tolist() == cpu.bad.tolist() == [False] * 11 + [True] * 2)
-    for name in ("margins", "logprobs", "max_drift"):
+    check("mixed rows: the CPU's tokens", gpu.tokens.tolist()[:-3] == cpu.tokens.tolist()[:-3])
+    check("mixed rows: bad ones flagged", gpu.bad.tolist() == cpu.bad.tolist() == [False] * 11 + [True] * 3)
+    for name in ("margins", "logprobs"):
         a, b = np.array(getattr(gpu, name)), np.array(getattr(cpu, name))
-        close = np.allclose(a, b, rtol=0.3 if name == "max_drift" else 1e-4, atol=2e-4, equal_nan=True)
+        close = np.allclose(a, b, rtol=1e-4, atol=2e-4, equal_nan=True)
         check(f"mixed rows: {name} as on the CPU", close, "" if close else f"{a} {b}")
+    a, b = np.array(gpu.max_drift), np.array(cpu.max_drift)
+    near = ((a > b * 0.5 - 1e-4) & (b > a * 0.1)) | (a == b) | (np.isnan(a) & np.isnan(b))
+    check(
+        "mixed rows: max_drift as on the CPU, within the grids",
+        bool(near.all()),
+        "" if near.all() else f"{a} {b}",
+    )
     same = True
-    for i in range(len(draws) - 1):
+    for i in range(len(draws) - 2):
         alone = Sampler(draws[i : i + 1]).draw(mx.array(logits[i : i + 1]), [9], history[:1])
         for name in ("tokens", "margins", "logprobs", "max_drift", "bad"):
             a, b = np.array(getattr(alone, name)), np.array(getattr(gpu, name))[i : i + 1]

@@ -11,7 +11,7 @@ The engine compiles a batch's rows once and draws at every step::
 `draw_keyed`, `draw_shared`, `process` and `distribution` are short forms for a single use. Nothing here
 decides who seeds or when: that is `policies`.
 
-In reading order: `rows` (what goes in and comes out), `sampler`, `plain` and `kernels` (no filter), `chain`
+In reading order: `rows` (what goes in and comes out), `sampler` and `step`, `plain` and `kernels` (no filter), `chain`
 with `ranking`, `filters`, `typical` and `drift` (filters), `adjust` (mask, bias, penalties).
 """
 

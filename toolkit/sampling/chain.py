@@ -23,7 +23,7 @@ from .typical import Typical, typical
 
 # Candidates listed beyond the survivors, so that `max_drift` sees who might be let in.
 _BEYOND = 24
-_FULL = 0.85
+_FULL = 0.75
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +43,12 @@ class Survivors:
         xp = namespace(self.lists.z)
         place = xp.arange(self.lists.z.shape[-1], dtype=xp.int32)[None]
         return (place >= self.run.first[0]) & (place < self.run.last[0])
+
+    @property
+    def bad(self) -> Any:
+        """Rows whose logits have no finite maximum: their lists don't begin with 0."""
+        ranked = self.lists if self.typical is None else self.typical.before
+        return ranked.z[:, 0] != 0
 
     def take(self, which: np.ndarray) -> Survivors:
         """Some rows of NumPy survivors, by a boolean mask."""
