@@ -154,13 +154,13 @@ PART = r"""
       words.b = 0x80000000u;
       if (noisy != 0.0f) words = threefry(block_keys[2 * block], block_keys[2 * block + 1], j, j + 1024u);
       UNROLL
-      for (int half = 0; half < 2; ++half) {
-        int n = 8 * block + 4 * half + quarter;
+      for (int side = 0; side < 2; ++side) {
+        int n = 8 * block + 4 * side + quarter;
         if (value[n] == MINUS_INFINITY) continue;
         leader next;
         next.chosen = (value[n] - top) * heat;
         mass += EXP(next.chosen);
-        next.best = noisy != 0.0f ? next.chosen + gumbel(half ? words.b : words.a) : next.chosen;
+        next.best = noisy != 0.0f ? next.chosen + gumbel(side ? words.b : words.a) : next.chosen;
         next.second = MINUS_INFINITY;
         next.id = first + lane + 256 * n;
         mine = lead(mine, next);
