@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
-CELL_TIMEOUT = 60  # seconds
+CELL_TIMEOUT = 300  # seconds; a dead kernel is noticed at once
 
 
 def run(notebook: NotebookNode, directory: Path) -> NotebookNode:

@@ -1,11 +1,11 @@
 """Small hand-made tables, one per chart function, for the tests of `toolkit.view`."""
 
 import math
-from types import SimpleNamespace
 
 import altair as alt
 import pandas as pd
 
+from toolkit.cohorts import Row, compare
 from toolkit.view import charts
 
 WORDS = [
@@ -73,21 +73,8 @@ def trace() -> pd.DataFrame:
 
 
 def plans() -> pd.DataFrame:
-    def row(name: str, remainder: int) -> SimpleNamespace:
-        return SimpleNamespace(id=name, remainder=remainder)
-
-    a, b, c, d = row("a", 50), row("b", 12), row("c", 7), row("d", 33)
-
-    def cohort(kind: str, *rows: SimpleNamespace) -> SimpleNamespace:
-        return SimpleNamespace(kind=kind, rows=rows)
-
-    return charts.plan_table(
-        {
-            "runs": [cohort("batched", a, b), cohort("sequential", c), cohort("sequential", d)],
-            "by-length": [cohort("batched", b, c), cohort("batched", a, d)],
-            "packed": [cohort("packed", a, b, c, d)],
-        }
-    )
+    rows = [Row("a", 50), Row("b", 12), Row("c", 40, cached=33), Row("d", 33)]
+    return pd.concat([plan.to_frame() for plan in compare(rows, token_budget=128).plans])
 
 
 def drifts() -> pd.DataFrame:

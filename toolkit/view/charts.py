@@ -6,7 +6,7 @@ text alternative, what the picture shows. The data are named, so that an explore
 """
 
 from .drifts import drift, margins
-from .plans import plan, plan_table
+from .plans import plan, plan_data
 from .seeds import first_tokens, first_tokens_data, reading, seed_matrix, seed_matrix_data
 from .timeline import timeline
 
@@ -16,7 +16,7 @@ __all__ = [
     "first_tokens_data",
     "margins",
     "plan",
-    "plan_table",
+    "plan_data",
     "reading",
     "seed_matrix",
     "seed_matrix_data",

@@ -25,7 +25,7 @@ from .theme import Chart, Records
 
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="explorers")
 _BUSY_AFTER = 0.2  # seconds
-_WIDE = widgets.Layout(width="270px")
+WIDE = widgets.Layout(width="270px")
 T = TypeVar("T")
 
 
@@ -163,22 +163,22 @@ def _remember(cache: OrderedDict[Any, Any], key: Any, value: Any, limit: int = 2
 
 
 def text(description: str, value: str) -> widgets.Text:
-    return widgets.Text(value, description=description, continuous_update=False, layout=_WIDE)
+    return widgets.Text(value, description=description, continuous_update=False, layout=WIDE)
 
 
 def seed(description: str, value: int) -> widgets.IntText:
-    return widgets.IntText(value, description=description, layout=_WIDE)
+    return widgets.IntText(value, description=description, layout=WIDE)
 
 
 def whole(description: str, value: int, low: int, high: int, step: int = 1) -> widgets.IntSlider:
-    return widgets.IntSlider(value, low, high, step, description=description, layout=_WIDE)
+    return widgets.IntSlider(value, low, high, step, description=description, layout=WIDE)
 
 
 def number(description: str, value: float, low: float, high: float, step: float) -> widgets.FloatSlider:
     return widgets.FloatSlider(
-        value=value, min=low, max=high, step=step, description=description, readout_format=".2f", layout=_WIDE
+        value=value, min=low, max=high, step=step, description=description, readout_format=".2f", layout=WIDE
     )
 
 
 def choice(description: str, options: Sequence[str], value: str) -> widgets.Dropdown:
-    return widgets.Dropdown(options=options, value=value, description=description, layout=_WIDE)
+    return widgets.Dropdown(options=options, value=value, description=description, layout=WIDE)

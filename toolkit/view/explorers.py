@@ -21,7 +21,10 @@ from ..study import prefill
 from ..study.tries import Tries
 from . import charts
 from .explorer import Explorer, choice, number, seed, text, whole
+from .planner import PlanExplorer
 from .theme import labels
+
+__all__ = ["FirstTokenExplorer", "PlanExplorer", "SeedMatrixExplorer", "StepExplorer"]
 
 
 class _Batch:

@@ -1,83 +1,69 @@
 """Plans: a chart of how each strategy splits a window into cohorts, padding drawn to scale."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import altair as alt
 import pandas as pd
 
-from .theme import BLUE, GREEN, ORANGE, ROW, TEXT, Chart, finish, named
+from .theme import BLUE, GREEN, ORANGE, ROW, TEXT, Chart, Records, finish, named
+
+KINDS = {"batched": BLUE, "sequential": ORANGE, "packed": GREEN}
 
 
-def plan_table(plans: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Cohorts as a table: one line per row of each strategy's plan, as `plan` draws it.
-
-    Parameters
-    ----------
-    plans : dict of str to list of Cohort
-        By strategy, as `plan_cohorts` returns them.
-
-    Returns
-    -------
-    DataFrame
-        strategy, cohort, kind, at (place in the order of execution), row, tokens (computed for the row),
-        padded (computed beyond that).
-    """
-    lines = []
-    for strategy, cohorts in plans.items():
-        at = 0
-        for number, cohort in enumerate(cohorts):
-            longest = max(row.remainder for row in cohort.rows)
-            for row in cohort.rows:
-                padded = longest - row.remainder if cohort.kind == "batched" else 0
-                lines.append((strategy, number, cohort.kind, at, row.id, row.remainder, padded))
-                at += 1
-    return pd.DataFrame(lines, columns=["strategy", "cohort", "kind", "at", "row", "tokens", "padded"])
-
-
-def plan(table: pd.DataFrame, *, width: int = 165, columns: int = 3, title: str = "") -> Chart:
+def plan(
+    table: pd.DataFrame, *, width: int = 140, columns: int = 3, subtitles: bool = True, title: str = ""
+) -> Chart:
     """How each strategy splits a window into cohorts, and what padding costs.
 
     Parameters
     ----------
     table : DataFrame
-        As `plan_table` returns it.
+        One line per row of each plan: strategy, cohort, kind, id, tokens (computed for it), padding
+        (computed beside them); as `Plan.to_frame()` gives.
+    columns : int
+        Panels side by side.
+    subtitles : bool
+        Say over each panel what it costs.
     """
-    most = int(table.groupby("strategy").size().max())
-    height = max(2, min(ROW, 280 // most))
-    limit = int((table["tokens"] + table["padded"]).max())
+    data = plan_data(table)
+    height = max(2, min(ROW, 280 // max(len(lines) for lines in data.values())))
     panels, sentence = [], []
-    for strategy, part in table.groupby("strategy", sort=False):
-        tokens, padded = int(part["tokens"].sum()), int(part["padded"].sum())
+    for place, (strategy, part) in enumerate(table.groupby("strategy", sort=False)):
+        tokens, padding = int(part["tokens"].sum()), int(part["padding"].sum())
         cohorts = part["cohort"].nunique()
-        said = f"{cohorts} cohort{'s' * (cohorts != 1)}, {tokens + padded} computed for {tokens}"
+        said = f"{cohorts} cohort{'s' * (cohorts != 1)}, {tokens + padding:,} for {tokens:,}"
         sentence.append(f"{strategy}: {said}")
-        panels.append(_areas(part, limit, height, width, str(strategy), said))
-    chart = alt.concat(*panels, columns=columns, spacing=18)
-    return finish(chart, "Plans of one window. " + "; ".join(sentence) + ".", title)
+        heading = alt.TitleParams(str(strategy), subtitle=said if subtitles else alt.Undefined)
+        areas = _areas(str(strategy), data[str(strategy)], height, first=place % columns == 0)
+        panels.append(areas.properties(width=width, title=heading))
+    chart = alt.concat(*panels, columns=columns, spacing=18).resolve_scale(x="shared")
+    return finish(chart, "Plans of one window, tokens computed. " + "; ".join(sentence) + ".", title)
 
 
-def _areas(part: pd.DataFrame, limit: int, height: int, width: int, strategy: str, said: str) -> Chart:
-    part = part.assign(end=part["tokens"] + part["padded"])
+def plan_data(table: pd.DataFrame) -> dict[str, Records]:
+    """What `plan` draws: one list per strategy, in running order."""
+    data: dict[str, Records] = {}
+    columns = (table[c] for c in ("strategy", "cohort", "kind", "id", "tokens", "padding"))
+    for strategy, cohort, kind, id, tokens, padding in zip(*columns, strict=True):
+        lines = data.setdefault(str(strategy), [])
+        lines.append({
+            "at": len(lines), "place": f"{cohort} · {id}", "kind": kind, "tokens": int(tokens),
+            "padding": int(padding), "end": int(tokens + padding),
+        })  # fmt: skip
+    return data
+
+
+def _areas(strategy: str, lines: Records, height: int, *, first: bool) -> Chart:
     labelled = height >= 10
-    name = [f"{c} · {r}" for c, r in zip(part["cohort"], part["row"], strict=True)]
-    part = part.assign(place=name)
     axis = alt.Axis(ticks=False, domain=False, labelPadding=4) if labelled else None
-    y = alt.Y("place:N", sort=name, title="cohort · row" if labelled else None, axis=axis)
-    x = alt.X("tokens:Q", title="tokens", scale=alt.Scale(domain=[0, limit], nice=False))
-    kinds = {"batched": BLUE, "sequential": ORANGE, "packed": GREEN}
+    title = "cohort · row" if labelled and first else None
+    base = alt.Chart(named(strategy, lines)).encode(
+        x=alt.X("tokens:Q", title="tokens", axis=alt.Axis(tickCount=3)),
+        y=alt.Y("place:N", sort=alt.EncodingSortField(field="at", op="min"), title=title, axis=axis),
+    )
     legend = alt.Legend(title="solid: tokens; dashed: padding", orient="bottom")
-    colour = alt.Color(
-        "kind:N", scale=alt.Scale(domain=list(kinds), range=list(kinds.values())), legend=legend
-    )
+    scale = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
     thick = max(1, height - 5)
-    data = alt.Chart(named(strategy, part))
-    solid = data.mark_bar(height=thick).encode(x=x, y=y, color=colour)
-    padding = (
-        data.transform_filter("datum.padded > 0")
-        .mark_bar(height=thick, fillOpacity=0.15, fill=TEXT, stroke=TEXT, strokeDash=[3, 2], strokeWidth=1)
-        .encode(x=x, x2="end:Q", y=y, tooltip=["row:N", "padded:Q"])
+    solid = base.mark_bar(height=thick).encode(color=alt.Color("kind:N", scale=scale, legend=legend))
+    padded = base.transform_filter("datum.padding > 0").mark_bar(
+        height=thick, fillOpacity=0.15, fill=TEXT, stroke=TEXT, strokeDash=[3, 2], strokeWidth=1
     )
-    return alt.layer(solid, padding).properties(
-        width=width, height=height * len(part), title=alt.TitleParams(strategy, subtitle=said)
-    )
+    return alt.layer(solid, padded.encode(x2="end:Q")).properties(height=height * len(lines))
