@@ -103,8 +103,8 @@ class Rules:
             token, number = _integer(key), _number(value)
             if token is None or not 0 <= token <= INT32:
                 raise self.refuse(f"{name} key", key, "must be a token id: an integer in [0, 2^31)")
-            if number is None or not abs(number) <= _MOST_BIAS:
-                rule = f"must be a number in [-{_MOST_BIAS:g}, {_MOST_BIAS:g}]; allowed_tokens can exclude"
+            if number is None or not (abs(number) <= _MOST_BIAS or number == -math.inf):
+                rule = f"must be a number in [-{_MOST_BIAS:g}, {_MOST_BIAS:g}], or -inf, which bans the token"
                 raise self.refuse(f"{name}[{token}]", value, rule)
             if token in bias:
                 raise self.refuse(f"{name} key", key, "is there twice; keep one")

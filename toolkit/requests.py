@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,8 @@ class Request:
     penalty_window : int
         How many of the last tokens the penalties see; 0 is all of them.
     logit_bias : mapping of token id to float
-        Added to those logits. Kept as a tuple of (id, bias) pairs sorted by id.
+        Added to those logits; -inf ("-inf" in JSON) bans a token. Kept as a tuple of (id, bias) pairs sorted
+        by id.
     allowed_tokens : ids, optional
         Only these may be drawn; None allows all. Kept sorted.
     max_tokens : int
@@ -206,7 +208,7 @@ class Request:
         line: dict[str, Any] = {}
         for name, value in self._told():
             if name == "logit_bias":
-                value = {str(token): bias for token, bias in value}
+                value = {str(token): "-inf" if bias == -math.inf else bias for token, bias in value}
             elif name == "messages":
                 value = copy.deepcopy(value)
             line[name] = list(value) if isinstance(value, tuple) else value
@@ -231,7 +233,10 @@ class Request:
                     raise refusal(whose or "", _plain(name), line[name], f"no such field; {_nearest(name)}")
             fields = {name: value for name, value in line.items() if value is not None}
             if isinstance(fields.get("logit_bias"), dict):
-                fields["logit_bias"] = [(_id_key(key), bias) for key, bias in fields["logit_bias"].items()]
+                fields["logit_bias"] = [
+                    (_id_key(key), -math.inf if bias == "-inf" else bias)  # which JSON has no number for
+                    for key, bias in fields["logit_bias"].items()
+                ]
             return cls(**fields)
         except ValueError as error:
             raise ValueError(f"{where}: {error}" if where else str(error)) from None
