@@ -8,19 +8,22 @@ The engine compiles a batch's rows once and draws at every step::
     drawn = sampler.draw_shared(logits, together=True)   # MLX's global generator, as the peers
     mx.eval(drawn.arrays())
 
-`draw_keyed`, `draw_shared`, `process` and `distribution` are short forms for a single use. Nothing here
-decides who seeds or when: that is `policies`.
+`draw_keyed`, `draw_shared`, `process` and `distribution` are short forms for a single use; `verify`
+checks a draft against the draws of plain decoding. Nothing here decides who seeds or when: that is
+`policies`.
 
-In reading order: `rows` (what goes in and comes out), `sampler` and `step`, `plain` and `kernels` (no filter), `chain`
-with `ranking`, `filters`, `typical` and `drift` (filters), `adjust` (mask, bias, penalties).
+In reading order: `rows` (what goes in and comes out), `sampler` and `step`, `plain` and `kernels` (no
+filter), `chain` with `ranking`, `filters`, `typical` and `drift` (filters), `adjust` (mask, bias,
+penalties), `verify`.
 """
 
 from .filters import Settings
 from .functions import distribution, draw_keyed, draw_shared, process
 from .rows import ORDER, Draw, Drawn
 from .sampler import Sampler, sampler_for
+from .verify import Verified, verify
 
 __all__ = [
-    "ORDER", "Draw", "Drawn", "Sampler", "Settings", "distribution", "draw_keyed", "draw_shared", "process",
-    "sampler_for",
+    "ORDER", "Draw", "Drawn", "Sampler", "Settings", "Verified", "distribution", "draw_keyed", "draw_shared",
+    "process", "sampler_for", "verify",
 ]  # fmt: skip
