@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
+from ..bench import options
 from ..cohorts import STRATEGIES
 from .arguments import names, seeds
 
@@ -49,6 +50,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _seeds(command("commands:seeds", "a row's first token for many seeds, beside its exact distribution"))
     _matrix(command("commands:matrix", "a row's first token for its own seed and a sibling's"))
     _doctor(command("doctor:doctor", "what computes here, and whether a model is batch-invariant on it"))
+    options.add(command("bench:bench", "speed and equal bits, side by side with mlx-lm in one run"))
     _fetch(command("commands:fetch", "download a model into the cache and say where it is"))
     return parser.parse_args(argv)
 
