@@ -1,0 +1,274 @@
+"""The probe has teeth, its verdict is kept and believed only where it was measured, and `invariant` obeys it.
+
+The bundled BLAS runs a scalar loop for each row, so there every rule passes and proves nothing: the teeth are
+shown under MKL, and the vacuous passes in a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+import toolkit as tk
+from toolkit import backend
+from toolkit.forward import Unpackable, invariance, probe
+from toolkit.forward.shapes import PLAIN, Shapes
+
+ROOT = Path(__file__).parent.parent
+mkl = pytest.mark.skipif(
+    not (backend.on_cpu() and backend.info().blas == "mkl"),
+    reason="shows what fails under MKL on a CPU; install the cpu extra",
+)
+SAFE = Shapes(8, 8, 4, 128, (256,))
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Three query heads share a KV head, as in SmolLM2."""
+    return tk.tiny(hidden_size=192, num_attention_heads=3, num_key_value_heads=1, head_dim=64)
+
+
+@pytest.fixture
+def apart(monkeypatch, tmp_path):
+    """A cache directory of its own, and nothing remembered."""
+    monkeypatch.setenv("TOOLKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(invariance, "_known", {})
+    return tmp_path
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Instead of measuring, say what was measured before; count how often."""
+    calls = []
+
+    def search(model):
+        calls.append(model)
+        return SAFE, (invariance.Check("linear 64 x 64", "tile 8", 63, 0, 0.0),)
+
+    monkeypatch.setattr(invariance, "search", search)
+    return calls
+
+
+def failing(model, shapes):
+    return " | ".join(c.what for c in probe.measure(model, shapes) if c.differing)
+
+
+@mkl
+def test_under_mkl_the_probe_finds_the_rules_and_they_pass(three):
+    shapes, checks = probe.search(three)
+    assert (shapes.tile, shapes.head, shapes.block, shapes.bucket) == (8, 8, 4, 128)
+    assert 256 in shapes.skip, "MKL cuts the sum over 256 keys at another place than over 384 and more"
+    assert not any(c.differing for c in checks) and all(c.compared for c in checks)
+    assert {c.what.split()[0] for c in checks} == {"linear", "head", "attention", "model:"}
+    assert not failing(three, shapes)
+
+
+@mkl
+@pytest.mark.parametrize(
+    "shapes, expected",
+    [
+        (Shapes(1, 8, 4, 128, (256,)), "model: alone against in a batch"),
+        (Shapes(8, 1, 4, 128, (256,)), "head 192 x 258"),
+        (Shapes(8, 8, 1, 128, (256,)), "1 KV: decode"),
+        (Shapes(8, 8, 2, 128, (256,)), "1 KV: chunks"),
+        (Shapes(8, 8, 4, 128), "1 KV: decode"),
+        (PLAIN, "1 KV: decode, far on"),
+    ],
+    ids=["tile 1", "head 1", "block 1", "block 2, three heads folded", "256 keys kept", "plain"],
+)
+def test_without_a_rule_the_probe_reports_failures(three, shapes, expected):
+    assert expected in failing(three, shapes)
+
+
+@mkl
+def test_a_tile_of_one_fails_on_linear_layers_by_some_ulps(three):
+    checks = [c for c in probe.measure(three, Shapes(1, 8, 4, 128, (256,))) if c.what.startswith("linear")]
+    assert all(c.differing > c.compared // 2 and 0 < c.largest < 1e-4 for c in checks)
+
+
+@mkl
+def test_key_counts_to_skip_are_found_by_measurement(three):
+    subject = probe.Subject.of(three)
+    assert probe.skipped(subject, 4, 128) == (256,)
+    assert probe.skipped(subject, 4, 256) == (256,)
+    trial = subject.trials[0]
+    assert trial.apart(256, SAFE) > 0 == trial.apart(384, SAFE), "the same queries, the same keys"
+
+
+def test_with_the_bundled_blas_everything_passes_vacuously():
+    script = """
+import toolkit as tk
+from toolkit.forward import probe
+from toolkit.forward.shapes import Shapes
+assert tk.backend.info().blas == "reference", tk.backend.info()
+shapes, checks = probe.search(tk.load("tiny"))
+print(shapes.tile, shapes.head, sum(c.differing for c in checks))
+print(sum(c.differing for c in probe.measure(tk.load("tiny"), Shapes(1, 1, 1, 128))))
+"""
+    if not backend.on_cpu() or sys.platform != "linux":
+        pytest.skip("only MLX's Linux wheel for CPUs brings that BLAS")
+    env = os.environ | {"TOOLKIT_BLAS": "off", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split() == ["1", "1", "0", "0"], done.stderr
+
+
+def test_a_verdict_is_measured_once_and_kept(tiny, apart, counted, capsys):
+    first = invariance.verdict(tiny)
+    assert "measuring batch invariance of tiny" in capsys.readouterr().err
+    invariance._known.clear()  # another process
+    again = invariance.verdict(tiny)
+    assert (len(counted), first) == (1, again) and first.holds
+    assert capsys.readouterr().err == ""
+    assert [p.suffix for p in (apart / "invariance").iterdir()] == [".json"]
+    invariance.verdict(tiny, fresh=True)
+    assert len(counted) == 2
+
+
+@pytest.mark.parametrize("what", ["threads", "blas_version", "mlx", "instruction_set", "MKL_CBWR"])
+def test_a_verdict_is_measured_again_where_anything_else_computes(tiny, apart, counted, monkeypatch, what):
+    invariance.verdict(tiny)
+    elsewhere = backend.fingerprint() | {what: "another"}
+    monkeypatch.setattr(backend, "fingerprint", lambda: elsewhere)
+    assert invariance.verdict(tiny).where[what] == "another"
+    assert len(counted) == 2
+
+
+def test_a_verdict_is_of_one_precision_and_one_shape(tiny, apart, counted):
+    from dataclasses import replace
+
+    others = [replace(tiny, dtype="bfloat16"), replace(tiny, config=tiny.config | {"rope_theta": 5e5})]
+    for model in (tiny, *others, tk.tiny(hidden_size=128), tk.tiny(seed=5)):
+        invariance.verdict(model)
+    assert len(counted) == 4, "other weights of the same shapes share the verdict"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"shapes": 3}', '{"holds": true, "checks": []}', "\udc80"],
+    ids=["empty", "cut off", "a list", "null", "no shapes", "half", "not text"],
+)
+def test_a_spoilt_cache_file_is_measured_again(tiny, apart, counted, text):
+    invariance.verdict(tiny)
+    (path,) = (apart / "invariance").iterdir()
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    invariance._known.clear()
+    assert invariance.verdict(tiny).shapes == SAFE
+    assert len(counted) == 2 and json.loads(path.read_text())["holds"]
+
+
+@pytest.mark.parametrize(
+    "field, value", [("tile", 0), ("tile", "8"), ("skip", 3), ("bucket", None), ("new", 1)]
+)
+def test_a_cache_file_with_shapes_that_make_no_sense_is_measured_again(tiny, apart, counted, field, value):
+    invariance.verdict(tiny)
+    (path,) = (apart / "invariance").iterdir()
+    kept = json.loads(path.read_text())
+    kept["shapes"][field] = value
+    path.write_text(json.dumps(kept))
+    invariance._known.clear()
+    assert invariance.verdict(tiny).shapes == SAFE and len(counted) == 2
+
+
+def test_a_verdict_of_elsewhere_copied_here_is_not_believed(tiny, apart, counted):
+    invariance.verdict(tiny)
+    (path,) = (apart / "invariance").iterdir()
+    kept = json.loads(path.read_text())
+    kept["where"]["threads"] = 99
+    path.write_text(json.dumps(kept))
+    invariance._known.clear()
+    invariance.verdict(tiny)
+    assert len(counted) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(tiny, apart, counted, monkeypatch):
+    (apart / "invariance").write_text("a file where the directory should be")
+    with pytest.warns(UserWarning, match="could not keep the invariance verdict"):
+        assert invariance.verdict(tiny).holds
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert invariance.verdict(tiny).holds
+    assert len(counted) == 1, "this process remembers"
+
+
+class Unsteady(nn.Linear):
+    """A layer whose result depends on how many rows come with it."""
+
+    def __call__(self, x):
+        return super().__call__(x) * (1 + 1e-5 * x.size / x.shape[-1])
+
+
+def unsteady():
+    model = tk.tiny()
+    for layer in model.module.model.layers:
+        layer.mlp.up_proj.__class__ = Unsteady
+    return model
+
+
+def test_where_nothing_passes_true_refuses_and_auto_warns_once_and_says_so_in_results(apart):
+    model = unsteady()
+    request = tk.Request("abc", id="a", seed=1, max_tokens=2)
+    with pytest.raises(
+        ValueError, match=r'invariant=True: tiny is not .*linear 64 x 128 \(tile 512\).*sequential"'
+    ):
+        tk.Engine(model, invariant=True)
+    with pytest.warns(UserWarning, match="tiny is not batch-invariant on this device: linear") as caught:
+        done = tk.generate(model, [request])
+    assert len(caught) == 1 and done["a"].invariant is False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = tk.generate(model, [request])
+    assert again["a"].invariant is False and again["a"].tokens == done["a"].tokens
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tk.generate(model, [request], invariant=False)["a"].invariant is False
+
+
+def test_a_layer_that_the_probe_does_not_know_is_caught_by_the_whole_model(apart):
+    class Hidden(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def __call__(self, x):
+            return self.inner(x) * (1 + 1e-5 * x.size / x.shape[-1])
+
+    model = tk.tiny()
+    for layer in model.module.model.layers:
+        layer.mlp = Hidden(layer.mlp)
+    found = invariance.verdict(model)
+    assert not found.holds
+    assert not any(c.differing for c in found.checks if not c.what.startswith("model"))
+    with pytest.raises(ValueError, match="model: alone against in a batch"):
+        tk.Engine(model, invariant=True)
+
+
+def test_a_layer_whose_result_is_not_a_number_fails(apart):
+    class Broken(nn.Linear):
+        def __call__(self, x):
+            return super().__call__(x) + mx.where(x.size > 64 * 64, mx.nan, 0)
+
+    model = tk.tiny()
+    for layer in model.module.model.layers:
+        layer.mlp.up_proj.__class__ = Broken
+    _, checks = probe.search(model)
+    bad = [c for c in checks if c.differing]
+    assert bad and np.isnan(bad[0].largest)
+
+
+def test_a_model_that_cannot_run_packed_has_no_verdict(apart, monkeypatch):
+    def refuse(*_):
+        raise Unpackable("it keeps no keys")
+
+    monkeypatch.setattr(probe, "PackedForward", refuse)
+    with pytest.raises(Unpackable):
+        invariance.verdict(tk.tiny())
+    assert not (apart / "invariance").exists()
