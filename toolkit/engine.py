@@ -405,7 +405,9 @@ class Engine:
         if self.prefixes.limit and kept and event != "error":
             self.prefixes.add(row.tokens[:kept], self._packed.read(row.key, kept))
         del self.running[row.key]
-        self.forward.release(row.key)
+        # What it leaves is finite if every token it ran has been looked at.
+        unread = any(row in flight.rows for flight in self._flights)
+        self.forward.release(row.key, wipe=unread or event != "finish")
 
     def _rows(self, id: str) -> Iterator[Live]:
         return (row for row in (*self.running.values(), *self.queue) if row.id == id)
