@@ -1,7 +1,18 @@
 """Studies: questions asked of an engine, answered as tables."""
 
+from .drift import Composition, Drift, drift
 from .first_token import FirstTokens, first_tokens
 from .prefilled import Prefilled, prefill
 from .seed_matrix import SeedMatrix, seed_matrix
 
-__all__ = ["FirstTokens", "Prefilled", "SeedMatrix", "first_tokens", "prefill", "seed_matrix"]
+__all__ = [
+    "Composition",
+    "Drift",
+    "FirstTokens",
+    "Prefilled",
+    "SeedMatrix",
+    "drift",
+    "first_tokens",
+    "prefill",
+    "seed_matrix",
+]
