@@ -272,14 +272,14 @@ LONG = {"prompt": "x", "seed": 1, "max_tokens": 8_000}
 def running(tmp_path, *args):
     """The command, once it has begun to generate."""
     mark = tmp_path / "began"
-    # A mark when the engine takes its first step: waiting for a fixed time would be slow, or flaky.
+    # A mark when the engine starts: waiting for a fixed time would be slow, or flaky.
     code = f"""
 import sys, pathlib, toolkit.engine as e
-step = e.Engine._step
-def marked(self):
+run = e.Engine.run
+def marked(*args, **how):
     pathlib.Path({str(mark)!r}).touch()
-    return step(self)
-e.Engine._step = marked
+    return run(*args, **how)
+e.Engine.run = marked
 from toolkit.cli import main
 sys.exit(main(sys.argv[1:]))
 """
