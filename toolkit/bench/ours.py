@@ -28,7 +28,7 @@ def whole(engine: Engine, batch: Sequence[Request]) -> float:
 
 
 def decode(engine: Engine, batch: Sequence[Request], begin: Callable[[], None] = lambda: None) -> float:
-    """Seconds from the first tokens of all requests being known until the last ones are; `begin` is called then."""
+    """Seconds from all first tokens being known until all last ones are; `begin` is called in between."""
     for request in batch:
         engine.submit(request)
     while engine.queue or not all(len(row.tokens) > row.prompt for row in engine.running.values()):
