@@ -24,7 +24,7 @@ from playwright.sync_api import BrowserContext, Locator, Page, Route
 
 ROOT = Path(__file__).parent.parent.parent
 ARTIFACTS = ROOT / "artifacts"
-WAIT = 60_000  # milliseconds, for anything that a kernel does
+WAIT = 120_000  # milliseconds, for anything that a kernel does
 SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     # Outputs that scroll out of sight would otherwise leave the page, and a test could not read them.
@@ -189,7 +189,7 @@ class Notebook:
 
     def control(self, label: str, nth: int = 0) -> Locator:
         """The control with this accessible name: what a screen reader says."""
-        return self.page.locator(f'.jp-OutputArea [aria-label="{label}"]').nth(nth)
+        return self.page.locator(".jp-OutputArea").get_by_label(label, exact=True).nth(nth)
 
     def shot(self, name: str, *, at: Locator | None = None) -> Path:
         """A screenshot of what is in view, into artifacts/."""

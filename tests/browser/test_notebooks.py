@@ -82,3 +82,49 @@ def test_quickstart(read):
     timed("fresh", fresh, FRESH)
     assert page.errors() == []
     looked_at(page, "00_quickstart")
+
+
+def test_last_seed_wins(read):
+    page = read("01_last_seed_wins")
+    steps, matrix = page.picture(0), page.picture(1)
+    spent = drag(page, steps, "Event", "ArrowRight", "ArrowRight", "End", "Home")
+    button = page.page.get_by_role("button", name="Step ▶")
+    spent += [changed(steps, button.click) for _ in range(2)]
+    assert "a seeds the generator with 7" in steps.words()
+    spent += [changed(steps, page.page.get_by_role("button", name="◀ Back").click) for _ in range(2)]
+    policy = page.control("Policy")
+    fresh = [changed(steps, lambda p=p: policy.select_option(p)) for p in ("keyed", "reseed")]
+    policy = page.control("Policy", 1)
+    assert "30 changed a's token; of 30 changes of its own, 0" in matrix.words()
+    spent += [changed(matrix, lambda p=p: policy.select_option(p)) for p in ("keyed", "global", "keyed")]
+    assert "alone, 0 changed a's token" in matrix.words()
+    spent += drag(page, matrix, "Temperature", "PageUp", "PageUp")
+    for label in ("Seeds each", "First seed"):
+        towards = "ArrowLeft" if label == "Seeds each" else "ArrowRight"
+        spent += drag(page, matrix, label, towards, towards)
+    for prompt in ("My favourite thing is", "In the middle of the night the old man"):
+        page.control("a's prompt").fill(prompt)
+        fresh.append(changed(matrix, lambda: page.control("a's prompt").press("Enter")))
+    timed("cached", spent, CACHED)
+    timed("fresh", fresh, FRESH)
+    assert page.errors() == []
+    looked_at(page, "01_last_seed_wins")
+
+
+def test_cohort_planning(read):
+    page = read("03_cohort_planning")
+    picture = page.picture()
+    spent = drag(page, picture, "Token budget", "PageUp", "ArrowRight", "ArrowRight")
+    spent += drag(page, picture, "Most rows", "ArrowRight", "ArrowRight")
+    spent += [changed(picture, page.control("The model can pad").click) for _ in range(2)]
+    window = page.control("Window")
+    for rows in ("a 50\nb 12\nd 33\nc 40 cached 33", "a 50\nb 12"):
+        window.fill(rows)
+        spent.append(changed(picture, window.blur))
+    assert "For 62 tokens" in picture.words()
+    window.fill("a fifty")
+    window.blur()
+    page.page.get_by_text("must be a length").wait_for()
+    timed("cached", spent, CACHED)
+    assert page.errors() == []
+    looked_at(page, "03_cohort_planning")

@@ -16,7 +16,7 @@ import pandas as pd
 from .. import policies
 from ..engine import Engine
 from ..models import Model
-from ..requests import Request
+from ..requests import Request, named
 from ..study import prefill
 from ..study.tries import Tries
 from . import charts
@@ -31,7 +31,7 @@ class _Batch:
     """Controls of a batch: each row's prompt, seed and whether it takes part."""
 
     def __init__(self, requests: Sequence[Request]):
-        self.requests = {r.id or f"r{i}": r for i, r in enumerate(requests)}
+        self.requests = {r.id: r for r in named(requests)}
         self.prompts = {id: text(f"{id}'s prompt", r.prompt or "") for id, r in self.requests.items()}
         self.seeds = {id: seed(f"{id}'s seed", r.seed or 0) for id, r in self.requests.items()}
         self.present = {

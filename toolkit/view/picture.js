@@ -35,8 +35,8 @@ function fill(part, data) {
 // Controls say their names to screen readers: the widgets only show them.
 function name(root) {
   for (const box of root?.querySelectorAll(".jupyter-widgets") ?? []) {
-    const label = box.querySelector(":scope > .widget-label, :scope > .widget-label-basic > span");
-    const words = label?.textContent.trim();
+    const labels = box.querySelectorAll(":scope > .widget-label, :scope > .widget-label-basic > span");
+    const words = [...labels].map((label) => label.textContent.replace("\u200b", "").trim()).find((text) => text);
     if (!words) continue;
     for (const part of box.querySelectorAll("input, select, textarea, .noUi-handle")) part.setAttribute("aria-label", words);
   }
