@@ -26,7 +26,7 @@ class Canned:
     def length(self, row: Hashable) -> int:
         return 0
 
-    def release(self, row: Hashable) -> None: ...
+    def release(self, row: Hashable, wipe: bool = True) -> None: ...
 
 
 def engine(model: "tk.Model", policy: str, logits: Callable[[str, int, int], mx.array], **how) -> "tk.Engine":

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.fields import show
-from toolkit.requests import Request, check, read_jsonl
+from toolkit.requests import Request, check, named, read_jsonl
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 TEXT = st.text(max_size=20)  # hypothesis leaves surrogates out
@@ -496,3 +496,8 @@ def test_a_bias_of_minus_infinity_bans_and_survives_json() -> None:
     assert Request.from_json(json.loads(json.dumps(request.to_json()))) == request
     with pytest.raises(ValueError, match="-inf, which bans"):
         Request("x", logit_bias={3: math.inf})
+
+
+def test_names_are_given_by_place_and_past_those_that_are_taken() -> None:
+    ids = [r.id for r in named([Request("x"), Request("y", id="r2"), Request("z"), Request("w", id="r0")])]
+    assert ids == ["r1", "r2", "r3", "r0"] and len(set(ids)) == 4

@@ -486,11 +486,8 @@ def generate(
     """
     engine = Engine(model, policy, forward, planner, invariant, max_rows, token_budget, prefix_cache)
     refused: dict[int, Completion] = {}
-    ids = []
+    batch = requests.named(batch)
     for i, request in enumerate(batch):
-        if not request.id:
-            request = request.replace(id=f"r{i}")
-        ids.append(request.id)
         try:
             engine.submit(request)
         except ValueError as error:
@@ -506,4 +503,4 @@ def generate(
     by_id: dict[str, list[Completion]] = {}
     for completion in done:
         by_id.setdefault(completion.id, []).append(completion)
-    return Results(c for i, id in enumerate(ids) for c in ([refused[i]] if i in refused else by_id[id]))
+    return Results(c for i, r in enumerate(batch) for c in ([refused[i]] if i in refused else by_id[r.id]))

@@ -13,6 +13,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from . import jsonl
@@ -22,7 +23,7 @@ from .results import Completion, Results
 if TYPE_CHECKING:
     from .models import Model
 
-__all__ = ["PRIORITIES", "Completion", "Request", "Results", "check", "read_jsonl"]
+__all__ = ["PRIORITIES", "Completion", "Request", "Results", "check", "named", "read_jsonl"]
 
 PRIORITIES = ("high", "normal", "low")
 
@@ -292,6 +293,19 @@ def read_jsonl(source: jsonl.Source) -> list[Request]:
             seen[request.id] = where
         requests.append(request)
     return requests
+
+
+def named(batch: Sequence[Request]) -> list[Request]:
+    """The same requests, those without an id named "r0", "r1", ... by place, past names that are taken."""
+    taken = {request.id for request in batch}
+    result = []
+    for place, request in enumerate(batch):
+        if not request.id:
+            id = next(name for n in count(place) if (name := f"r{n}") not in taken)
+            taken.add(id)
+            request = request.replace(id=id)
+        result.append(request)
+    return result
 
 
 def check(request: Request, model: Model) -> list[int]:

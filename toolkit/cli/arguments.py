@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .. import jsonl, requests
 from ..fields import show
-from ..requests import Request
+from ..requests import Request, named
 from .output import say
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def read(source: Source) -> list[Request]:
 def places(source: Source, given: Sequence[Request]) -> dict[str, str]:
     """Where each request stands, "file:line" by id, for messages once they were read."""
     source.seek(0)
-    ids = [request.id or f"r{i}" for i, request in enumerate(given)]
+    ids = [request.id for request in named(given)]
     return dict(zip(ids, (where for where, _ in jsonl.read(source)), strict=True))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import cohorts
 from ..lengths import read_rows
+from ..requests import named
 from . import arguments, output
 from .arguments import Source, open_model
 from .output import say
@@ -108,7 +109,7 @@ def _study(args: argparse.Namespace, least: int, ask: Callable[..., Any], as_tex
     output.check("--out", args.out, output.TABLES)
     output.check("--chart", args.chart, output.PICTURES)
     source = Source(args.file)
-    requests = [r if r.id else r.replace(id=f"r{i}") for i, r in enumerate(arguments.read(source))]
+    requests = named(arguments.read(source))
     if len(requests) < least:
         raise ValueError(f"{source.name}: has 1 request; a matrix needs a row and a sibling")
     args.row = args.row or requests[0].id

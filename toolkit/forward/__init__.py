@@ -27,12 +27,16 @@ def build(model: Model, name: str, invariant: bool | str) -> tuple[Forward, bool
         raise ValueError(f'invariant={invariant!r}: must be "auto", True or False')
     if name != "packed":
         if invariant is True:
-            raise ValueError(f'invariant=True with forward="{name}": only forward="packed" can be batch-invariant')
+            raise ValueError(
+                f'invariant=True with forward="{name}": only forward="packed" can be batch-invariant'
+            )
         return (PaddedForward(model) if name == "padded" else SequentialForward(model)), False
     try:
         return resolve(model, invariant)
     except Unpackable as error:
         if invariant is True:
-            raise ValueError(f'invariant=True: {model.name} can\'t run packed: {error}; use forward="sequential"') from None
+            raise ValueError(
+                f'invariant=True: {model.name} can\'t run packed: {error}; use forward="sequential"'
+            ) from None
         warnings.warn(f"{model.name} can't run packed: {error}. Its rows run one at a time.", stacklevel=3)
         return SequentialForward(model), False

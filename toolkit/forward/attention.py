@@ -1,8 +1,8 @@
 """Attention of one call of a packed step: some rows' queries over their own keys.
 
-On a GPU that is MLX's fused kernel. On a CPU it is written out here, since MLX's scalar `exp` is eight times
-slower there than a compiled polynomial. On both, the heads that share a KV head fold into one query block when
-a row has a single query: a block of one query would take another kernel than prefill does.
+On a GPU that is MLX's fused kernel. On a CPU it is written out here, since MLX's scalar `exp` is eight
+times slower there than a compiled polynomial. On both, the heads that share a KV head fold into one query
+block when a row has a single query: a block of one query would take another kernel than prefill does.
 """
 
 from __future__ import annotations
@@ -22,8 +22,16 @@ def visible(positions: mx.array, keys: int, window: int | None) -> mx.array:
     return mask
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, scale: float,
-           sinks: mx.array | None, block: int, cpu: bool) -> mx.array:
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: mx.array,
+    scale: float,
+    sinks: mx.array | None,
+    block: int,
+    cpu: bool,
+) -> mx.array:
     """One call.
 
     Parameters
@@ -45,8 +53,15 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, 
     return run(queries, keys.swapaxes(1, 2), values.swapaxes(1, 2), mask, scale, sinks, block)
 
 
-def _fused(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, scale: float,
-           sinks: mx.array | None, block: int) -> mx.array:
+def _fused(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: mx.array,
+    scale: float,
+    sinks: mx.array | None,
+    block: int,
+) -> mx.array:
     rows, count, heads, _ = queries.shape
     if count > 1 or sinks is not None:
         queries, mask = _pad(queries.swapaxes(1, 2), mask, count, block)
@@ -57,8 +72,15 @@ def _fused(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, 
     return (out if out.shape[2] == size else out[:, :, :size]).reshape(rows, 1, heads, -1)
 
 
-def _written_out(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, scale: float,
-                 sinks: mx.array | None, block: int) -> mx.array:
+def _written_out(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: mx.array,
+    scale: float,
+    sinks: mx.array | None,
+    block: int,
+) -> mx.array:
     rows, count, heads, _ = queries.shape
     kv_heads = keys.shape[1]
     fold = heads // kv_heads
@@ -80,7 +102,7 @@ def _written_out(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.a
 
 
 def _fold(queries: mx.array, mask: mx.array, kv_heads: int, block: int) -> tuple[mx.array, mx.array, int]:
-    """Heads that share a KV head as queries of it: `[rows, kv_heads, queries x heads of each, dim]`, padded to the block."""
+    """Heads that share a KV head as queries of it: `[rows, kv_heads, queries x heads, dim]`, padded."""
     rows, count, heads, dim = queries.shape
     fold = heads // kv_heads
     if count > 1:

@@ -1,9 +1,9 @@
 """KV: where each row's keys and values live between steps.
 
-Rows of like capacity share a *slab*, one array of lines `[slots x capacity, heads x dim]` a layer, so that a decode
-step attends over many rows in one call without gathering them first, and tokens are written as whole lines. A row moves to a larger slab when it
-outgrows its own, which happens once in some hundred tokens. What is attended to, and how, is `packed`'s
-business; nothing here knows of tokens or requests.
+Rows of like capacity share a *slab*, one array of lines `[slots x capacity, heads x dim]` a layer, so that a
+decode step attends over many rows in one call without gathering them first, and tokens are written as whole
+lines. A row moves to a larger slab when it outgrows its own, which happens once in some hundred tokens. What
+is attended to, and how, is `packed`'s business; nothing here knows of tokens or requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(eq=False)
 class Slab:
-    """Rows of one capacity: line `slot x capacity + position` of `keys[layer]` and `values[layer]` is a token's.
+    """Rows of one capacity. In `keys[layer]` and `values[layer]` a token's line is slot x capacity + position.
 
     `blank` until something was written to it: then a step may make its arrays instead of filling them. A
     `dirty` slot may hold what isn't finite: masked keys count for nothing, but nothing times NaN is NaN.
@@ -121,7 +121,7 @@ class KVStore:
                     self._free(old)
 
     def release(self, row: Hashable, wipe: bool = True) -> None:
-        """Forget a row; the last one out of a slab frees its memory. `wipe` unless all it left is known finite."""
+        """Forget a row; the last out of a slab frees its memory. `wipe` unless what it left is finite."""
         place = self.places.pop(row, None)
         if place is not None:
             if wipe:
@@ -134,8 +134,10 @@ class KVStore:
         length = place.length if length is None else length
         lines = place.slab.lines(place.slot, length)
         layers = zip(place.slab.keys, place.slab.values, self.geometry, strict=True)
-        return [(k[lines].reshape(length, g.key_heads, -1), v[lines].reshape(length, g.value_heads, -1))
-                for k, v, g in layers]
+        return [
+            (k[lines].reshape(length, g.key_heads, -1), v[lines].reshape(length, g.value_heads, -1))
+            for k, v, g in layers
+        ]
 
     def write(self, row: Hashable, pairs: Iterable[tuple[mx.array, mx.array]], length: int) -> None:
         """Put `length` tokens' keys and values at the start of a (new) row."""

@@ -73,7 +73,9 @@ class _Piece:
     slot: int
 
 
-def plan(spans: Sequence[Placed], slots: dict[int, int], shapes: Shapes, *, piece: int, coarse: bool) -> Layout:
+def plan(
+    spans: Sequence[Placed], slots: dict[int, int], shapes: Shapes, *, piece: int, coarse: bool
+) -> Layout:
     """Lay a step out.
 
     Parameters
@@ -159,13 +161,22 @@ def _whole(count: int, covered: int) -> bool:
     return 2 * count >= covered
 
 
-def _calls(spans: Sequence[Placed], first: list[int], single: dict[int, list[int]], long: list[int],
-           shapes: Shapes, piece: int, coarse: bool) -> list[tuple[int, int, int, list[_Piece]]]:
+def _calls(
+    spans: Sequence[Placed],
+    first: list[int],
+    single: dict[int, list[int]],
+    long: list[int],
+    shapes: Shapes,
+    piece: int,
+    coarse: bool,
+) -> list[tuple[int, int, int, list[_Piece]]]:
     """What shares a call: `(capacity, queries, keys, pieces)`."""
     calls = []
     for capacity, members in single.items():
         keys = min(capacity, capacity if coarse else shapes.keys(max(spans[i].stop for i in members)))
-        calls.append((capacity, 1, keys, [_Piece(first[i], spans[i].start, 1, spans[i].slot) for i in members]))
+        calls.append(
+            (capacity, 1, keys, [_Piece(first[i], spans[i].start, 1, spans[i].slot) for i in members])
+        )
     shared: dict[tuple[int, ...], list[_Piece]] = defaultdict(list)
     for i in long:
         span = spans[i]

@@ -1,8 +1,8 @@
 """Packed: one forward over all spans of a step, side by side, without padding beyond the tile.
 
-Token-wise layers see `[T, 1]` tokens; attention runs over each row's own keys (`attention`, `kv`); only tokens
-that are sampled from go through the head (`attach`). Shapes are rounded as `Shapes` says, so that a row's
-logits don't depend on its company.
+Token-wise layers see `[T, 1]` tokens; attention runs over each row's own keys (`attention`, `kv`); only
+tokens that are sampled from go through the head (`attach`). Shapes are rounded as `Shapes` says, so that a
+row's logits don't depend on its company.
 """
 
 from __future__ import annotations
@@ -68,14 +68,16 @@ class _LayerCache(Attending):
             raise Unpackable("it reads a layer's keys before they are there")
         return self.kept
 
-    def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None
-                  ) -> _Window | None:
+    def make_mask(
+        self, length: int, return_array: bool = False, window_size: int | None = None
+    ) -> _Window | None:
         """A token alone in its batch row needs no mask; a window is passed on to `attend`."""
         window = window_size or self.window
         return _Window(window) if window else None
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any,
-               sinks: Any) -> mx.array:
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
+    ) -> mx.array:
         window = self.window
         if isinstance(mask, _Window):
             window = min(window or mask.size, mask.size)
@@ -90,8 +92,9 @@ class _LayerCache(Attending):
             raise Unpackable("one layer attends over different keys")
         return self.step.attend(self.position, window, fresh, queries, keys, values, scale, sinks)
 
-    def _joined(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
-                ) -> tuple[mx.array, mx.array]:
+    def _joined(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
+    ) -> tuple[mx.array, mx.array]:
         """Queries and keys of multi-head latent attention, which keeps their rotated part apart.
 
         It scores that part itself, `(rotated queries * scale) @ rotated keys`, and passes the scores as a
@@ -107,8 +110,14 @@ class _LayerCache(Attending):
 class _Step:
     """One forward, as the layers see it: pure but for the slabs it replaces."""
 
-    def __init__(self, arrays: dict[str, mx.array], groups: tuple[Group, ...], slabs: dict[str, Any],
-                 forward: PackedForward, eager: bool):
+    def __init__(
+        self,
+        arrays: dict[str, mx.array],
+        groups: tuple[Group, ...],
+        slabs: dict[str, Any],
+        forward: PackedForward,
+        eager: bool,
+    ):
         self.arrays, self.groups, self.slabs = arrays, groups, slabs
         self.shapes, self.cpu, self.layers = forward.shapes, forward.cpu, forward.layers
         self.apart, self.eager = forward.apart, eager
@@ -123,8 +132,17 @@ class _Step:
             self.masks[key] = mask if self.cpu else mx.where(mask, 0, -mx.inf).astype(dtype)
         return self.masks[key]
 
-    def attend(self, position: int, window: int | None, fresh: bool, queries: mx.array, keys: mx.array,
-               values: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
+    def attend(
+        self,
+        position: int,
+        window: int | None,
+        fresh: bool,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
         layer = self.layers[position]
         if fresh:
             for capacity, pair in self.slabs.items():
@@ -132,10 +150,14 @@ class _Step:
                     kept[layer] = self._kept(capacity, kept[layer], new)
         outs = []
         for i, group in enumerate(self.groups):
-            k, v = (self._rows(i, group, kept[layer], new.shape[1])
-                    for kept, new in zip(self.slabs[group.slab], (keys, values), strict=True))
+            k, v = (
+                self._rows(i, group, kept[layer], new.shape[1])
+                for kept, new in zip(self.slabs[group.slab], (keys, values), strict=True)
+            )
             if group.token < 0:
-                q = _take(queries, self.arrays[f"q{i}"]).reshape(group.rows, group.queries, *queries.shape[1:2], -1)
+                q = _take(queries, self.arrays[f"q{i}"]).reshape(
+                    group.rows, group.queries, *queries.shape[1:2], -1
+                )
             else:
                 q = queries[group.token : group.token + group.rows].swapaxes(1, 2)
             mask = self.mask(i, window, queries.dtype)
@@ -181,8 +203,16 @@ class _Tracing:
         self.geometry: dict[int, Geometry] = {}
         self.heads: dict[int, int] = {}
 
-    def attend(self, position: int, window: int | None, fresh: bool, queries: mx.array, keys: mx.array,
-               values: mx.array, *_: Any) -> mx.array:
+    def attend(
+        self,
+        position: int,
+        window: int | None,
+        fresh: bool,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *_: Any,
+    ) -> mx.array:
         self.fits &= queries.shape[-1] == keys.shape[-1] and queries.shape[2] == 1
         geometry = Geometry(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3], keys.dtype)
         if self.geometry.setdefault(position, geometry) != geometry:
@@ -284,8 +314,13 @@ class PackedForward:
             self._compiled[groups] = mx.compile(lambda inputs, slabs: self._forward(inputs, slabs, groups))
         return self._compiled[groups]
 
-    def _forward(self, inputs: dict[str, mx.array], slabs: dict[str, Any], groups: tuple[Group, ...],
-                 eager: bool = False) -> tuple[mx.array, dict[str, Any]]:
+    def _forward(
+        self,
+        inputs: dict[str, mx.array],
+        slabs: dict[str, Any],
+        groups: tuple[Group, ...],
+        eager: bool = False,
+    ) -> tuple[mx.array, dict[str, Any]]:
         slabs = {c: (list(k), list(v)) for c, (k, v) in slabs.items()}
         step = _Step(inputs, groups, slabs, self, eager)
         tokens = inputs["tokens"]
@@ -339,9 +374,13 @@ class PackedForward:
             raise Unpackable("its layers don't attend through scaled_dot_product_attention with a KV cache")
         return dict(sorted(step.geometry.items())), step.heads
 
-    def _plan(self, spans: Sequence[Span], carried: bool) -> tuple[tuple[Group, ...], dict[str, np.ndarray], int]:
+    def _plan(
+        self, spans: Sequence[Span], carried: bool
+    ) -> tuple[tuple[Group, ...], dict[str, np.ndarray], int]:
         places = [self.store.places[s.row] for s in spans]
-        placed = [Placed(s.start, s.count, p.slab.capacity, p.slot) for s, p in zip(spans, places, strict=True)]
+        placed = [
+            Placed(s.start, s.count, p.slab.capacity, p.slot) for s, p in zip(spans, places, strict=True)
+        ]
         slabs = {p.slab.capacity: p.slab for p in places}
         # A GPU sees few shapes if a call always covers the whole slab.
         slots = {c: slab.used if self.cpu else len(slab.rows) for c, slab in slabs.items()}
@@ -365,11 +404,10 @@ class PackedForward:
             if slab.blank and 2 * len(line) >= len(slab.rows) * capacity:
                 made = np.zeros((len(slab.rows), capacity), np.int32)
                 for i, s in enumerate(placed):
-                    if s.capacity == capacity:  # a row's other lines repeat a token of its own, so harm no sibling
+                    if s.capacity == capacity:  # its other lines repeat its own token: no harm to siblings
                         made[s.slot] = layout.first[i]
-                made = made.reshape(-1)
-                made[line] = where
-                arrays[f"b{capacity}"] = made
+                made.reshape(-1)[line] = where
+                arrays[f"b{capacity}"] = made.reshape(-1)
                 slab.dirty |= {slot for slot, row in enumerate(slab.rows) if row is None}
                 continue
             alone = sum(s.capacity == capacity and s.count == 1 for s in placed)
@@ -384,7 +422,9 @@ class PackedForward:
         arrays["tokens"], arrays["positions"] = tokens, positions
         if carried:
             arrays["source"] = source
-        pick = [first + span.count - 1 for span, first in zip(spans, layout.first, strict=True) if span.sample]
+        pick = [
+            first + span.count - 1 for span, first in zip(spans, layout.first, strict=True) if span.sample
+        ]
         count = len(pick)
         pick += pick[-1:] * (round_up(count, self.shapes.head) - count)
         arrays["pick"] = np.array(pick or [0], np.int32)
@@ -397,8 +437,6 @@ def _take(lines: mx.array, index: mx.array) -> mx.array:
     wide = index.size > 1024 and flat.shape[1] * flat.itemsize % 8 == 0 and flat.itemsize < 8
     taken = mx.take(flat.view(mx.uint64) if wide else flat, index.reshape(-1), axis=0)
     return taken.view(flat.dtype) if wide else taken
-
-
 
 
 def _leaves(caches: Any) -> Iterator[_LayerCache]:

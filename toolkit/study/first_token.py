@@ -11,7 +11,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..models import Model
-from ..requests import Request
+from ..requests import Request, named
 from ..sampling import distribution
 from .prefilled import Prefilled, prefill
 
@@ -55,16 +55,26 @@ class FirstTokens:
 
     def __repr__(self) -> str:
         distinct = self._observed["token"].nunique()
-        return f'FirstTokens(row "{self.row}", {self.policy}: {distinct} distinct tokens for {len(self._observed)} seeds)'
+        many = f"{distinct} distinct tokens for {len(self._observed)} seeds"
+        return f'FirstTokens(row "{self.row}", {self.policy}: {many})'
 
     def _repr_html_(self) -> str:
         return f"<p>{self!r}</p>" + str(self.counts().head(20)._repr_html_())
 
 
-def first_tokens(model: Model, requests: Sequence[Request], *, row: str, seeds: Iterable[int],
-                 policy: str = "keyed", forward: str = "packed", planner: str | None = None,
-                 invariant: bool | str = "auto", prefilled: Prefilled | None = None, progress: bool = False
-                 ) -> FirstTokens:
+def first_tokens(
+    model: Model,
+    requests: Sequence[Request],
+    *,
+    row: str,
+    seeds: Iterable[int],
+    policy: str = "keyed",
+    forward: str = "packed",
+    planner: str | None = None,
+    invariant: bool | str = "auto",
+    prefilled: Prefilled | None = None,
+    progress: bool = False,
+) -> FirstTokens:
     """A row's first token for each of many own seeds, everything else in the batch held fixed.
 
     Parameters
@@ -89,12 +99,16 @@ def first_tokens(model: Model, requests: Sequence[Request], *, row: str, seeds: 
     """
     import pandas as pd
 
-    batch = prefilled or prefill(model, requests, policy=policy, forward=forward, planner=planner, invariant=invariant)
+    batch = prefilled or prefill(
+        model, requests, policy=policy, forward=forward, planner=planner, invariant=invariant
+    )
     if prefilled is not None:
         batch = _with(batch, requests)
     known(batch, row)
     records = []
-    for seed in tqdm(list(seeds), desc=f"first tokens, {policy}", unit="seed", disable=not progress, leave=False):
+    for seed in tqdm(
+        list(seeds), desc=f"first tokens, {policy}", unit="seed", disable=not progress, leave=False
+    ):
         drawn = batch.replay(policy, row, {row: seed})
         records.append((seed, drawn))
     mx.eval([[d.tokens, d.logprobs, d.margins, d.max_drift] for _, d in records])
@@ -103,8 +117,19 @@ def first_tokens(model: Model, requests: Sequence[Request], *, row: str, seeds: 
     rows = []
     for seed, d in records:
         token = d.tokens.item()
-        rows.append((policy, row, seed, token, model.token_text(token), float(p[token]), d.logprobs.item(),
-                     d.margins.item(), d.max_drift.item()))
+        rows.append(
+            (
+                policy,
+                row,
+                seed,
+                token,
+                model.token_text(token),
+                float(p[token]),
+                d.logprobs.item(),
+                d.margins.item(),
+                d.max_drift.item(),
+            )
+        )
     columns = ["policy", "row", "seed", "token", "text", "p", "logprob", "margin", "max_drift"]
     return FirstTokens(policy, row, table, pd.DataFrame(rows, columns=columns))
 
@@ -118,7 +143,9 @@ def distribution_table(batch: Prefilled, row: str) -> pd.DataFrame:
     raw = np.array(mx.softmax(logits.astype(mx.float32)))
     order = np.lexsort((np.arange(len(p)), -raw, -p))
     text = [batch.model.token_text(int(t)) for t in order]
-    return pd.DataFrame({"token": order, "text": text, "p": p[order], "p_raw": raw[order], "kept": p[order] > 0})
+    return pd.DataFrame(
+        {"token": order, "text": text, "p": p[order], "p_raw": raw[order], "kept": p[order] > 0}
+    )
 
 
 def known(batch: Prefilled, row: str) -> None:
@@ -131,7 +158,7 @@ def _with(batch: Prefilled, requests: Sequence[Request]) -> Prefilled:
     """The same logits, with these requests' seeds and sampling parameters."""
     from dataclasses import replace
 
-    named = {r.id or f"r{i}": r if r.id else r.replace(id=f"r{i}") for i, r in enumerate(requests)}
-    if list(named) != list(batch.requests):
+    again = {r.id: r for r in named(requests)}
+    if list(again) != list(batch.requests):
         raise ValueError(f"prefilled={batch!r}: is of other rows; give the logits of this very batch")
-    return replace(batch, requests=named)
+    return replace(batch, requests=again)

@@ -17,7 +17,7 @@ import mlx.core as mx
 from .. import policies
 from ..engine import Engine
 from ..models import Model
-from ..requests import Request
+from ..requests import Request, named
 from ..sampling import Draw, Drawn
 
 
@@ -56,8 +56,13 @@ class Prefilled:
             request = request.replace(seed=seed, **changes)
         return Draw(request, seed, 0, self.positions[id])
 
-    def replay(self, policy: str, row: str, seeds: Mapping[str, int | None] | None = None,
-               changes: Mapping[str, Mapping[str, Any]] | None = None) -> Drawn:
+    def replay(
+        self,
+        policy: str,
+        row: str,
+        seeds: Mapping[str, int | None] | None = None,
+        changes: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Drawn:
         """A row's first token under a policy.
 
         Parameters
@@ -72,7 +77,9 @@ class Prefilled:
         """
         rule = policies.get(policy)
         seeds, changes = seeds or {}, changes or {}
-        draws = {id: self.draw(id, seeds.get(id, r.seed), **changes.get(id, {})) for id, r in self.requests.items()}
+        draws = {
+            id: self.draw(id, seeds.get(id, r.seed), **changes.get(id, {})) for id, r in self.requests.items()
+        }
         if not rule.shares:
             return rule.finish_prefill(self.logits[row][None], draws[row])[0]
         for kind, ids in self.cohorts:
@@ -86,8 +93,9 @@ class Prefilled:
         raise ValueError(f'row="{row}": must be one of {", ".join(self.requests)}')
 
 
-def _begin_then_finish(batch: Prefilled, rule: policies.Policy, ids: Sequence[str], draws: dict[str, Draw],
-                       row: str) -> Drawn | None:
+def _begin_then_finish(
+    batch: Prefilled, rule: policies.Policy, ids: Sequence[str], draws: dict[str, Draw], row: str
+) -> Drawn | None:
     for id in ids:
         rule.begin_prefill(draws[id])
     for id in ids:
@@ -115,8 +123,15 @@ class _Recording(policies.Keyed):
         return super().decode(logits, draws)
 
 
-def prefill(model: Model, requests: Sequence[Request], *, policy: str = "keyed", forward: str = "packed",
-            planner: str | None = None, invariant: bool | str = "auto") -> Prefilled:
+def prefill(
+    model: Model,
+    requests: Sequence[Request],
+    *,
+    policy: str = "keyed",
+    forward: str = "packed",
+    planner: str | None = None,
+    invariant: bool | str = "auto",
+) -> Prefilled:
     """Run a batch's forward once, as the engine would.
 
     Parameters
@@ -133,15 +148,24 @@ def prefill(model: Model, requests: Sequence[Request], *, policy: str = "keyed",
     -------
     Prefilled
     """
-    named = [r if r.id else r.replace(id=f"r{i}") for i, r in enumerate(requests)]
-    engine = Engine(model, "keyed", forward, planner, invariant, max_rows=max(1, len(named)), token_budget=0)
+    batch = named(requests)
+    engine = Engine(model, "keyed", forward, planner, invariant, max_rows=max(1, len(batch)), token_budget=0)
     recording = engine.policy = _Recording(policies.get(policy))
-    for request in named:
+    for request in batch:
         engine.submit(request.replace(max_tokens=1, n=1, seed=0 if request.seed is None else request.seed))
     done = engine.run()
     mx.eval(recording.logits)
     ordered = sorted(done, key=lambda c: (c.cohort, c.cohort_index))
-    cohorts = tuple((kind, tuple(c.id for c in group))
-                    for (_, kind), group in groupby(ordered, key=lambda c: (c.cohort, c.cohort_kind)))
-    return Prefilled(model, {r.id: r for r in named}, recording.logits, recording.positions, cohorts,
-                     engine.forward.name, engine.invariant)
+    cohorts = tuple(
+        (kind, tuple(c.id for c in group))
+        for (_, kind), group in groupby(ordered, key=lambda c: (c.cohort, c.cohort_kind))
+    )
+    return Prefilled(
+        model,
+        {r.id: r for r in batch},
+        recording.logits,
+        recording.positions,
+        cohorts,
+        engine.forward.name,
+        engine.invariant,
+    )

@@ -1,4 +1,4 @@
-"""Seed matrix: my first token for each own seed and each seed of a sibling. The bug, and its end, at a glance.
+"""Seed matrix: my first token for each own seed and each seed of a sibling. The bug at a glance, and its end.
 
 Under `global` every *column* is constant (the sibling, seeded last, decides); under `keyed` every *row* is.
 """
@@ -55,7 +55,8 @@ class SeedMatrix:
         if own and theirs:
             return f"{a}'s first token changes with {a}'s own seed and with {b}'s: {b} leaks into {a}."
         if theirs:
-            return f"Every column is constant: {b}'s seed decides {a}'s first token, {a}'s own seed does nothing."
+            decides = f"{b}'s seed decides {a}'s first token"
+            return f"Every column is constant: {decides}, {a}'s own seed does nothing."
         if own:
             return f"Every row is constant: {a}'s own seed decides, {b}'s seed does nothing."
         return f"Neither seed changes {a}'s first token."
@@ -73,10 +74,21 @@ class SeedMatrix:
         return f"<p><b>{self.policy}</b>: {self.reading}</p>" + str(self.table()._repr_html_())
 
 
-def seed_matrix(model: Model, requests: Sequence[Request], *, row: str, sibling: str, seeds: Iterable[int],
-                sibling_seeds: Iterable[int], policy: str = "keyed", forward: str = "packed",
-                planner: str | None = None, invariant: bool | str = "auto", prefilled: Prefilled | None = None,
-                progress: bool = False) -> SeedMatrix:
+def seed_matrix(
+    model: Model,
+    requests: Sequence[Request],
+    *,
+    row: str,
+    sibling: str,
+    seeds: Iterable[int],
+    sibling_seeds: Iterable[int],
+    policy: str = "keyed",
+    forward: str = "packed",
+    planner: str | None = None,
+    invariant: bool | str = "auto",
+    prefilled: Prefilled | None = None,
+    progress: bool = False,
+) -> SeedMatrix:
     """A row's first token for every pair of its own seed and a sibling's, the batch held fixed.
 
     Parameters
@@ -100,7 +112,9 @@ def seed_matrix(model: Model, requests: Sequence[Request], *, row: str, sibling:
     """
     import pandas as pd
 
-    batch = prefilled or prefill(model, requests, policy=policy, forward=forward, planner=planner, invariant=invariant)
+    batch = prefilled or prefill(
+        model, requests, policy=policy, forward=forward, planner=planner, invariant=invariant
+    )
     known(batch, row)
     known(batch, sibling)
     if row == sibling:
