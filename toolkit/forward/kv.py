@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(eq=False)
 class Slab:
-    """Rows of one capacity. In `keys[layer]` and `values[layer]` a token's line is slot x capacity + position.
+    """Rows of one capacity. In `keys[layer]`, `values[layer]` a token's line is slot x capacity + place.
 
     `blank` until something was written to it: then a step may make its arrays instead of filling them. A
     `dirty` slot may hold what isn't finite: masked keys count for nothing, but nothing times NaN is NaN.
