@@ -9,8 +9,9 @@ import pytest
 
 import toolkit as tk
 from toolkit import backend
-from toolkit.study import prefill
-from toolkit.study.drift import COLUMNS, Composition, standard
+from toolkit.study import prefill, rounded
+from toolkit.study.compositions import Composition, standard
+from toolkit.study.drift import COLUMNS
 from toolkit.study.flips import ROUNDING, Flips
 
 A = tk.Request("The children were playing with a", id="a", seed=7)
@@ -275,3 +276,44 @@ def test_on_the_real_model_company_moves_logits_and_nothing_flips(smollm2):
     assert frame.loc[("packed", True), "max_abs"] == 0 < frame.loc[("packed", False), "max_abs"] < 1e-3
     assert 0 < frame.loc[("padded", False), "max_abs"] < 1e-3
     assert (frame["flips"] == 0).all()
+
+
+def test_a_rounded_model_keeps_16_bits_and_leaves_the_model_as_it_was(tiny):
+    ids = mx.array([tiny.encode(A.prompt)])
+    before = np.array(tiny.module(ids))
+    for dtype, type_ in (("bfloat16", mx.bfloat16), ("float16", mx.float16)):
+        made = rounded(tiny, dtype)
+        logits = made.module(ids)
+        assert mx.array_equal(logits.astype(type_).astype(mx.float32), logits)
+        assert 0 < np.abs(np.array(logits) - before).max() < 0.2
+        assert made.name == f"tiny, rounded to {dtype}" and "rounded to" in made.note
+        weight = made.module.model.layers[0].mlp.up_proj.weight
+        assert weight is tiny.module.model.layers[0].mlp.up_proj.weight
+        assert mx.array_equal(mx.array(before), tiny.module(ids))
+    assert not mx.array_equal(tiny.module(ids).astype(mx.bfloat16).astype(mx.float32), mx.array(before))
+    with pytest.raises(ValueError, match='dtype="int8": must be bfloat16 or float16'):
+        rounded(tiny, "int8")
+
+
+def test_ulps_of_16_bit_logits_are_16_bit_ulps():
+    module = sys.modules["toolkit.study.drift"]
+    assert module._mantissa(np.array([1.0, 3.140625], np.float32)) == 7
+    assert module._mantissa(np.array([1.0, 1 + 2.0**-10], np.float32)) == 10
+    assert module._mantissa(np.array([1.0, 3.14], np.float32)) == 23
+    assert module._mantissa(np.array([1e30, 3.14], np.float32)) == 23
+
+
+@pytest.mark.real
+@mkl
+def test_in_16_bits_tokens_flip_unless_shapes_are_invariant(smollm2):
+    made = tk.drift(
+        rounded(smollm2),
+        A,
+        {"with others": OTHERS[:2]},
+        forwards=["packed"],
+        seeds=range(500),
+        progress=False,
+    )
+    plain, kept = made.to_frame().itertuples()
+    assert 0 < plain.flips <= plain.flip_bound and 0.01 < plain.max_abs == plain.max_ulps * 0.125
+    assert (kept.invariant, kept.max_abs, kept.flips) == (True, 0, 0)

@@ -26,7 +26,7 @@ def doctor(args: argparse.Namespace) -> int:
             )
         if found.reason:
             print(f"\n{found.reason}")
-    return 1 if found.promised is False else 0
+    return 0 if found.ok else 1
 
 
 def _columns(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:

@@ -1,8 +1,10 @@
 """Studies: questions asked of an engine, answered as tables."""
 
-from .drift import Composition, Drift, drift
+from .compositions import Composition
+from .drift import Drift, drift
 from .first_token import FirstTokens, first_tokens
 from .prefilled import Prefilled, prefill
+from .rounded import rounded
 from .seed_matrix import SeedMatrix, seed_matrix
 
 __all__ = [
@@ -14,5 +16,6 @@ __all__ = [
     "drift",
     "first_tokens",
     "prefill",
+    "rounded",
     "seed_matrix",
 ]

@@ -42,6 +42,11 @@ class Diagnosis:
     promised: bool | None = None
     reason: str = ""
 
+    @property
+    def ok(self) -> bool:
+        """False where a promise can't be kept: invariance, of the model that was asked about."""
+        return self.promised is not False
+
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of what computes here."""
         system = [("python", platform.python_version()), ("system", platform.platform())]

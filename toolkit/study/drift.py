@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,84 +21,16 @@ from .. import requests as checking
 from ..forward import FORWARDS, Forward, PackedForward, Span, build
 from ..models import Model
 from ..requests import Request
+from .compositions import Composition, named
 from .flips import Flips
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SIBLINGS = (
-    "Yesterday I went to the",
-    "My favourite thing is",
-    "In the middle of the night the old man got up, lit a candle and went down to see who was at the",
-)
-_MANTISSA = {mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
 COLUMNS = (
     "composition", "forward", "invariant", "max_abs", "mean_abs", "max_ulps", "margin", "argmax_same",
     "flips", "draws", "flip_bound", "mean_ulps", "amplify",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Composition:
-    """Who runs beside a request, and in which pieces its prompt is run.
-
-    Attributes
-    ----------
-    siblings : tuple of Request or str
-        The rest of the batch.
-    last : bool
-        Whether the request comes after its siblings.
-    chunk : int
-        Every prompt is run so many tokens at a time; 0: whole.
-    cached : int
-        The request's first so many tokens are run before, by themselves, and adopted.
-    decode : int
-        Every prompt's last so many tokens are run one at a time, as generated tokens are.
-    """
-
-    siblings: tuple[Request | str, ...] = ()
-    last: bool = False
-    chunk: int = 0
-    cached: int = 0
-    decode: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("chunk", "cached", "decode"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(
-                    f"{name}={value!r} of a composition: must be a whole number of tokens; 0 is none"
-                )
-
-    @property
-    def name(self) -> str:
-        """In words."""
-        n = len(self.siblings)
-        others = f"{n} other{'s' * (n > 1)}"
-        parts = [
-            n and (f"after {others}" if self.last else f"with {others}"),
-            self.chunk and f"in chunks of {self.chunk}",
-            self.cached and f"{self.cached} tokens cached",
-            self.decode and f"last {self.decode} decoded",
-        ]
-        return ", ".join(str(part) for part in parts if part) or "alone, again"
-
-    def cuts(self, length: int) -> list[int]:
-        """Where a prompt of so many tokens is cut: the ends of its pieces."""
-        ends = {length, *range(self.chunk or length, length, self.chunk or length)}
-        ends |= {length - n for n in range(1, self.decode + 1) if length > n}
-        return sorted(ends)
-
-
-def standard(siblings: Iterable[Request | str], length: int) -> dict[str, Composition]:
-    """The usual compositions, by name, for a prompt of so many tokens."""
-    everyone, some = tuple(siblings), max(1, length // 2)
-    made = [Composition(everyone[:n]) for n in sorted({0, 1, len(everyone)}) if n <= len(everyone)]
-    made += [Composition(everyone, last=True)] if everyone else []
-    if length > 2:
-        made += [Composition(everyone, chunk=some), Composition(everyone, cached=some)]
-        made += [Composition(everyone, decode=min(3, length - 1))]
-    return {c.name: c for c in made}
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,10 +57,10 @@ class Drift:
         """One row a run, compared with the request alone under the same forward.
 
         `composition, forward, invariant`; `max_abs, mean_abs`, differences in logits, and `max_ulps`, in
-        units in the last place of the largest logit, in the logits' own type; `margin`, between the two best
-        logits of the alone run, and `argmax_same`; `flips`, tokens that changed, out of `draws` seeds, and
-        `flip_bound`, seeds whose `max_drift` the difference reaches, the scores' rounding included: no more
-        can flip; `mean_ulps`; `amplify`, by which every difference was multiplied.
+        units in the last place of the largest logit, in the narrowest type that holds the logits; `margin`,
+        between the two best logits of the alone run, and `argmax_same`; `flips`, tokens that changed, out of
+        `draws` seeds, and `flip_bound`, seeds whose `max_drift` the difference reaches, the scores' rounding
+        included: no more can flip; `mean_ulps`; `amplify`, by which every difference was multiplied.
         """
         return self._frame.copy()
 
@@ -200,7 +132,8 @@ def drift(
 ) -> Drift:
     """A request's logits under many compositions and forwards, each against its own alone run.
 
-    In float32 hardly any token flips. To see some, load a model in 16 bits (slow on a CPU) or amplify.
+    In float32 hardly any token flips. To see some, take a 16-bit model on a GPU, `rounded` on a CPU (where
+    16-bit loops are slow and don't drift), or amplify.
 
     Parameters
     ----------
@@ -230,9 +163,9 @@ def drift(
         raise ValueError(f"amplify={amplify!r}: must be a positive number; 1 leaves differences as measured")
     prompt = checking.check(request, model)
     mine = [*prompt, *request.generated]
-    named = _named(compositions, len(mine))
-    batches = {name: [_tokens(s, model) for s in how.siblings] for name, how in named.items()}
-    for name, how in named.items():
+    arranged = named(compositions, len(mine))
+    batches = {name: [_tokens(s, model) for s in how.siblings] for name, how in arranged.items()}
+    for name, how in arranged.items():
         if how.cached >= len(mine):
             raise ValueError(
                 f'cached={how.cached} of composition "{name}": must leave one of {len(mine)} tokens'
@@ -241,7 +174,7 @@ def drift(
     flips = Flips(request, prompt, list(seeds))
     lines: list[tuple[Any, ...]] = []
     differences: list[np.ndarray] = []
-    total = len(ways) * (1 + len(named))
+    total = len(ways) * (1 + len(arranged))
     title = f'drift of "{request.id}"' if request.id else "drift"
     complete = True
     with tqdm(total=total, desc=title, unit="run", delay=1, disable=not progress, leave=False) as bar:
@@ -249,17 +182,17 @@ def drift(
             for way in ways:
                 forward = _built(model, *way, skip=len(ways) > 1)
                 if forward is None:
-                    bar.update(1 + len(named))
+                    bar.update(1 + len(arranged))
                     continue
-                alone, kind = _run(forward, mine, [], Composition())
+                alone = _run(forward, mine, [], Composition())
                 known = flips.of(alone)
                 bar.update()
-                for name, how in named.items():
-                    found, _ = _run(forward, mine, batches[name], how)
+                for name, how in arranged.items():
+                    found = _run(forward, mine, batches[name], how)
                     with np.errstate(invalid="ignore"):  # some models blot ids out with infinities
                         moved = np.where(found == alone, 0, amplify * (found - alone)).astype(np.float32)
                     after = alone + moved if amplify != 1 else found
-                    *line, typical = _compared(alone, after, np.abs(moved), kind)
+                    *line, typical = _compared(alone, after, np.abs(moved))
                     lines.append(
                         (name, *way, *line, *flips.between(known, after, line[0]), typical, float(amplify))
                     )
@@ -267,39 +200,29 @@ def drift(
                     bar.update()
         except KeyboardInterrupt:
             warnings.warn(
-                f"interrupted: {len(lines)} of {len(ways) * len(named)} runs are there", stacklevel=2
+                f"interrupted: {len(lines)} of {len(ways) * len(arranged)} runs are there", stacklevel=2
             )
             complete = False
     return Drift(request.id, amplify, complete, pd.DataFrame(lines, columns=list(COLUMNS)), differences)
 
 
-def _compared(alone: np.ndarray, after: np.ndarray, apart: np.ndarray, kind: mx.Dtype
+def _compared(alone: np.ndarray, after: np.ndarray, apart: np.ndarray
              ) -> tuple[float, float, float, float, bool, float]:  # fmt: skip
     """max_abs, mean_abs, max_ulps, margin, argmax_same; and mean_ulps."""
     largest, typical = float(apart.max()), float(apart.mean())
     size = float(np.abs(alone[np.isfinite(alone)]).max())
-    ulp = 2.0 ** (math.floor(math.log2(size)) - _MANTISSA.get(kind, 23)) if size else 2.0**-149
+    ulp = 2.0 ** (math.floor(math.log2(size)) - _mantissa(alone)) if size else 2.0**-149
     second, best = np.partition(alone, -2)[-2:]
     same = bool(alone.argmax() == after.argmax())
     return largest, typical, largest / ulp, float(best - second), same, typical / ulp
 
 
-def _named(compositions: Any, length: int) -> dict[str, Composition]:
-    if compositions is None:
-        return standard(SIBLINGS, length)
-    pairs: Iterable[tuple[str, Any]]
-    pairs = compositions.items() if isinstance(compositions, Mapping) else (("", how) for how in compositions)
-    named: dict[str, Composition] = {}
-    for name, how in pairs:
-        if isinstance(how, str | Request):
-            raise ValueError(f"compositions: {how!r:.60} must be in a list of siblings, or a Composition")
-        made = how if isinstance(how, Composition) else Composition(tuple(how))
-        name = name or made.name
-        same = sum(other.partition("; ")[0] == name for other in named)
-        named[f"{name}; {same + 1}" if same else name] = made
-    if not named:
-        raise ValueError("compositions: must not be empty; None takes the usual ones")
-    return named
+def _mantissa(logits: np.ndarray) -> int:
+    """Bits of the narrowest type that holds these float32 numbers: bfloat16, float16 or float32."""
+    if not (logits.view(np.uint32) & 0xFFFF).any():
+        return 7
+    with np.errstate(over="ignore"):
+        return 10 if (logits.astype(np.float16) == logits).all() else 23
 
 
 def _tokens(sibling: Request | str, model: Model) -> list[int]:
@@ -318,9 +241,8 @@ def _built(model: Model, name: str, invariant: bool, skip: bool) -> Forward | No
     return forward if forward.name == name else None  # what can't run packed runs one by one: it warned
 
 
-def _run(forward: Forward, mine: list[int], siblings: list[list[int]], how: Composition
-         ) -> tuple[np.ndarray, mx.Dtype]:  # fmt: skip
-    """The logits after the request's last prompt token, float32 `[vocab]`, and the type they had."""
+def _run(forward: Forward, mine: list[int], siblings: list[list[int]], how: Composition) -> np.ndarray:
+    """The logits after the request's last prompt token, float32 `[vocab]`."""
     prompts = [*siblings, mine] if how.last else [mine, *siblings]
     place = len(siblings) if how.last else 0
     rows = [(id(prompts), i) for i in range(len(prompts))]
@@ -340,8 +262,7 @@ def _run(forward: Forward, mine: list[int], siblings: list[list[int]], how: Comp
                 done[i] = end
             logits = forward.run(spans)
             mx.eval(logits, forward.state())
-        found = logits[now.index(place)]
-        return np.array(found.astype(mx.float32)), found.dtype
+        return np.array(logits[now.index(place)].astype(mx.float32))
     finally:
         for row in rows:
             forward.release(row)
