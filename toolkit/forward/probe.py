@@ -163,16 +163,16 @@ def _lines(subject: Subject, what: str, layer: Layer, width: int, rule: str, til
     rng = np.random.default_rng(0)
     mine, crowd = (rng.standard_normal((n, width), dtype=np.float32) for n in (3, max(most, tile) + 2 * tile))
 
-    def run(size: int, places: list[int], others: int) -> np.ndarray:
+    def run(size: int, places: list[int], others: int, first: int = 0) -> np.ndarray:
         lines = crowd[others : others + size].copy()
-        lines[places] = mine[np.arange(len(places)) % 3]
+        lines[places] = mine[(first + np.arange(len(places))) % 3]
         out = layer(mx.array(lines).astype(DTYPES.get(subject.model.dtype, mx.float32))[:, None])[:, 0]
         return np.array(out[mx.array(places)].astype(mx.float32))
 
-    alone = run(round_up(3, tile), [0, 1, 2], 0)
+    alone = np.concatenate([run(tile, [0], 0, first) for first in range(3)])
     some = (n for n in (3 * tile, 24, 33, 100, 200, 257, most // 2, most) if n <= most)
     apart = []
-    for size in sorted({round_up(max(n, 3), tile) for n in (tile, 2 * tile, *some)}):
+    for size in sorted({round_up(n, tile) for n in (tile, 2 * tile, *some)}):
         places = sorted({0, 1, 2, 3, size // 2, size - 2, size - 1} & set(range(size)))
         apart.append(np.abs(run(size, places, tile) - alone[np.arange(len(places)) % 3]).max(1))
         if subject.hasty and apart[-1].any():
