@@ -71,7 +71,10 @@ def test_quickstart(read):
     for label in ("Seeds tried", "Top-p (1 off)", "Min-p (0 off)", "Top-k (0 off)"):
         towards = "ArrowLeft" if label == "Top-p (1 off)" else "ArrowRight"
         cached += drag(page, picture, label, towards, towards)
-    fresh = [changed(picture, page.control("b is in the batch").click) for _ in range(2)]
+    before, fresh = picture.figures(), []
+    for _ in range(2):  # under keyed, who else is there changes nothing
+        fresh.append(picture.after(page.control("b is in the batch").click))
+        assert picture.figures() == before
     for prompt in ("Last week we all went to the", "On Sunday she drove to the"):
         page.control("b's prompt").fill(prompt)
         fresh.append(picture.after(lambda: page.control("b's prompt").press("Enter")))

@@ -25,7 +25,8 @@ from .theme import Chart, Records
 
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="explorers")
 _BUSY_AFTER = 0.2  # seconds
-WIDE = widgets.Layout(width="270px")
+WIDE = widgets.Layout(width="285px")
+STYLE = {"description_width": "100px"}
 T = TypeVar("T")
 
 
@@ -51,9 +52,9 @@ class Explorer:
         self._queued: Future[None] | None = None
         self._specs: OrderedDict[Any, tuple[dict[str, Any], dict[str, Records]]] = OrderedDict()
         self._kept: OrderedDict[Any, Any] = OrderedDict()
-        left = widgets.VBox([*controls, self._busy], layout=widgets.Layout(width="290px", flex="0 0 auto"))
+        left = widgets.VBox([*controls, self._busy], layout=widgets.Layout(width="300px", flex="0 0 auto"))
         right = widgets.VBox(
-            [self.picture, self._line], layout=widgets.Layout(flex="1 1 320px", min_width="0")
+            [self.picture, self._line], layout=widgets.Layout(flex="1 1 460px", min_width="0")
         )
         self.box = widgets.Box([left, right], layout=widgets.Layout(display="flex", flex_flow="row wrap"))
         self.box.add_class("toolkit-explorer")
@@ -163,22 +164,29 @@ def _remember(cache: OrderedDict[Any, Any], key: Any, value: Any, limit: int = 2
 
 
 def text(description: str, value: str) -> widgets.Text:
-    return widgets.Text(value, description=description, continuous_update=False, layout=WIDE)
+    return widgets.Text(value, description=description, continuous_update=False, layout=WIDE, style=STYLE)
 
 
 def seed(description: str, value: int) -> widgets.IntText:
-    return widgets.IntText(value, description=description, layout=WIDE)
+    return widgets.IntText(value, description=description, layout=WIDE, style=STYLE)
 
 
 def whole(description: str, value: int, low: int, high: int, step: int = 1) -> widgets.IntSlider:
-    return widgets.IntSlider(value, low, high, step, description=description, layout=WIDE)
+    return widgets.IntSlider(value, low, high, step, description=description, layout=WIDE, style=STYLE)
 
 
 def number(description: str, value: float, low: float, high: float, step: float) -> widgets.FloatSlider:
     return widgets.FloatSlider(
-        value=value, min=low, max=high, step=step, description=description, readout_format=".2f", layout=WIDE
+        value=value,
+        min=low,
+        max=high,
+        step=step,
+        description=description,
+        readout_format=".2f",
+        layout=WIDE,
+        style=STYLE,
     )
 
 
 def choice(description: str, options: Sequence[str], value: str) -> widgets.Dropdown:
-    return widgets.Dropdown(options=options, value=value, description=description, layout=WIDE)
+    return widgets.Dropdown(options=options, value=value, description=description, layout=WIDE, style=STYLE)

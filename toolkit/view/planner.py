@@ -10,7 +10,7 @@ import pandas as pd
 from ..cohorts import Row, compare
 from ..requests import PRIORITIES
 from . import charts
-from .explorer import WIDE, Explorer, whole
+from .explorer import STYLE, WIDE, Explorer, whole
 
 
 class PlanExplorer(Explorer):
@@ -27,7 +27,7 @@ class PlanExplorer(Explorer):
 
     def __init__(self, window: str, *, token_budget: int = 0):
         self.window = widgets.Textarea(
-            window, description="Window", rows=9, continuous_update=False, layout=WIDE
+            window, description="Window", rows=9, continuous_update=False, layout=WIDE, style=STYLE
         )
         self.max_rows = whole("Most rows", 0, 0, 16)
         self.token_budget = whole("Token budget", token_budget, 0, 1024, 32)
