@@ -151,7 +151,7 @@ def trace(job: Job) -> Iterator[Line]:
     packed = Engine(model)
     padded = Engine(model, forward="padded", planner="runs", max_rows=8, token_budget=0)
     sides = {name: partial(ours.whole, e, batch) for name, e in (("packed", packed), ("padded", padded))}
-    taken = medians(sides, 1 if job.quick else 2)
+    taken = medians(sides, min(job.rounds, 2))
     work = f"{len(batch):,} requests of the trace, lengths / 8 ({total:,} tokens), tiny model"
     found = Figure("trace", work, taken["packed"], taken["padded"], "FIFO padded cohorts of 8", total,
                    "tokens/s", 2.0)  # fmt: skip
