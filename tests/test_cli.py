@@ -518,6 +518,19 @@ def test_seeds_and_matrix_draw_pictures(cli, file, tmp_path):
         assert picture.read_text().startswith("<svg")
 
 
+def test_drift_is_zero_where_it_is_promised_and_is_written_as_a_table_and_a_picture(cli, file, tmp_path):
+    table, picture = tmp_path / "d.parquet", tmp_path / "d.svg"
+    common = ["drift", file(*TWO), "--model", "tiny", "--seeds", "0:5"]
+    assert cli(*common, "--out", table, "--chart", picture) == (0, "", "")
+    frame = pd.read_parquet(table)
+    assert picture.read_text().startswith("<svg")
+    assert (frame.loc[frame["invariant"], "max_abs"] == 0).all() and frame["invariant"].any()
+    status, out, err = cli(*common)
+    assert (status, err) == (0, "") and "runs have the alone run's bits" in out
+    status, out, err = cli(*common, "--row", "zz")
+    assert status == 2 and err == 'toolkit: --row "zz": must be one of a, b\n'
+
+
 # doctor, fetch, and the rest
 
 

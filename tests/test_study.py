@@ -35,6 +35,20 @@ def test_a_replay_draws_what_an_engine_draws(tiny, policy, forward):
             assert (drawn.tokens.item(),) == done[row].tokens
 
 
+def test_a_replay_counts_the_prompt_and_the_resumed_tokens_in_its_penalties(tiny):
+    requests = [
+        tk.Request("aabb", id="a", seed=3, repetition_penalty=2.0, generated=[98, 99], frequency_penalty=1.0),
+        tk.Request("ccdd", id="b", seed=4),
+    ]
+    batch = prefill(tiny, requests)
+    engine = tk.generate(tiny, [r.replace(max_tokens=len(r.generated) + 1) for r in requests])
+    drawn = batch.replay("keyed", "a")
+    assert drawn.tokens.item() == engine["a"].tokens[0]
+    assert np.float32(drawn.logprobs.item()) == np.float32(engine["a"].logprobs[0])
+    without = batch.replay("keyed", "a", changes={"a": {"repetition_penalty": 1.0, "frequency_penalty": 0.0}})
+    assert without.logprobs.item() != drawn.logprobs.item()
+
+
 def test_under_global_columns_are_constant_and_under_the_others_rows(tiny):
     for policy in POLICIES:
         made = matrix(tiny, policy)

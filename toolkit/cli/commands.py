@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import cohorts
 from ..lengths import read_rows
+from ..requests import check as checked
 from ..requests import named
 from . import arguments, output
 from .arguments import Source, open_model
@@ -101,6 +102,29 @@ def matrix(args: argparse.Namespace) -> int:
     return _study(args, 2, ask, as_text, draw)
 
 
+def drift(args: argparse.Namespace) -> int:
+    """A row's logits in company against its logits alone."""
+    from ..study import drift as ask
+    from ..study.compositions import standard
+
+    output.check("--out", args.out, output.TABLES)
+    output.check("--chart", args.chart, output.PICTURES)
+    requests = {r.id: r for r in named(arguments.read(Source(args.file)))}
+    row = args.row or next(iter(requests))
+    if row not in requests:
+        raise ValueError(f'--row "{row}": must be one of {", ".join(requests)}')
+    model = open_model(args.model)
+    mine = requests.pop(row)
+    company = standard(requests.values(), len(checked(mine, model))) if requests else None
+    made = ask(model, mine, company, seeds=args.seeds, amplify=args.amplify, progress=sys.stderr.isatty())
+    if not made.complete:
+        raise KeyboardInterrupt
+    _told(
+        args, [made], lambda study: f"{study.reading}\n{study.to_frame().to_string(index=False)}", made.chart
+    )
+    return 0
+
+
 def _study(args: argparse.Namespace, least: int, ask: Callable[..., Any], as_text: Callable[[Any], str],
            draw: Callable[[Any], Any]) -> int:  # fmt: skip
     """Ask a question under each policy, of one forward; print the answers or write their table."""
@@ -120,17 +144,24 @@ def _study(args: argparse.Namespace, least: int, ask: Callable[..., Any], as_tex
                for alone in {policy == "isolate" for policy in args.policy}}  # fmt: skip
     made = [ask(model=model, requests=requests, policy=policy, prefilled=batches[policy == "isolate"],
                 progress=sys.stderr.isatty()) for policy in args.policy]  # fmt: skip
+    _told(args, made, as_text, lambda: draw(made))
+    return 0
+
+
+def _told(
+    args: argparse.Namespace, made: Sequence[Any], as_text: Callable[[Any], str], draw: Callable[[], Any]
+) -> None:
+    """Answers as the table, the picture, JSON lines or text, as asked."""
     if args.out:
         output.write_table(args.out, output.joined(made))
     if args.chart:
         from ..view import show
 
-        show(draw(made)).save(args.chart)
+        show(draw()).save(args.chart)
     if args.json:
         output.write_table(None, output.joined(made))
     elif not (args.out or args.chart):
         print("\n\n".join(map(as_text, made)))
-    return 0
 
 
 def fetch(args: argparse.Namespace) -> int:

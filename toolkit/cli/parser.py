@@ -49,6 +49,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _plan(command("commands:plan", "compare ways to sort rows into cohorts, without running a model"))
     _seeds(command("commands:seeds", "a row's first token for many seeds, beside its exact distribution"))
     _matrix(command("commands:matrix", "a row's first token for its own seed and a sibling's"))
+    _drift(
+        command("commands:drift", "how far company moves a row's logits, and what that does to its tokens")
+    )
     _doctor(command("doctor:doctor", "what computes here, and whether a model is batch-invariant on it"))
     options.add(command("bench:bench", "speed and equal bits, side by side with mlx-lm in one run"))
     _fetch(command("commands:fetch", "download a model into the cache and say where it is"))
@@ -136,6 +139,19 @@ def _matrix(parser: _Parser) -> None:
     parser.study("global,keyed", "0:8")
     parser.option("--sibling", "ID", "the row whose seeds go along (the last)")
     parser.option("--sibling-seeds", "SEEDS", "as --seeds (0:8)", type=seeds, default=seeds("0:8"))
+
+
+def _drift(parser: _Parser) -> None:
+    parser.file()
+    parser.model()
+    parser.option("--row", "ID", "the row that is looked at (the first); the others are its company")
+    help = "a token is drawn for each: 1,2,3 or start:stop or start:stop:step (0:200)"
+    parser.option("--seeds", "SEEDS", help, type=seeds, default=seeds("0:200"))
+    help = "multiply every difference before anything is told of it (%(default)s)"
+    parser.option("--amplify", "X", help, type=float, default=1.0)
+    parser.add_argument("--json", action="store_true", help="the table as JSON lines")
+    parser.option("--out", "FILE", "the table, as .parquet, .csv or .jsonl")
+    parser.option("--chart", "FILE", "the picture, as .png, .svg or .html")
 
 
 def _doctor(parser: _Parser) -> None:

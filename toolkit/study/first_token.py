@@ -139,7 +139,8 @@ def distribution_table(batch: Prefilled, row: str) -> pd.DataFrame:
     import pandas as pd
 
     logits = batch.logits[row]
-    p = np.array(distribution(logits, batch.requests[row]))
+    request = batch.requests[row]
+    p = np.array(distribution(logits, request, prompt=batch.prompts[row], generated=request.generated))
     raw = np.array(mx.softmax(logits.astype(mx.float32)))
     order = np.lexsort((np.arange(len(p)), -raw, -p))
     text = [batch.model.token_text(int(t)) for t in order]

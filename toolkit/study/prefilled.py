@@ -17,7 +17,7 @@ import mlx.core as mx
 from .. import policies
 from ..engine import Engine
 from ..models import Model
-from ..requests import Request, named
+from ..requests import Request, check, named
 from ..sampling import Draw, Drawn
 
 
@@ -31,8 +31,8 @@ class Prefilled:
         By id, in order.
     logits : dict of str to array
         `[vocab]`, evaluated: any thread may use them.
-    positions : dict of str to int
-        Logical position of each row's first token.
+    prompts : dict of str to list of int
+        Each row's prompt, as tokens.
     cohorts : tuple of (kind, ids)
         In the order in which they ran.
     forward, invariant : str, bool or None
@@ -41,7 +41,7 @@ class Prefilled:
     model: Model
     requests: dict[str, Request]
     logits: dict[str, mx.array]
-    positions: dict[str, int]
+    prompts: dict[str, list[int]]
     cohorts: tuple[tuple[str, tuple[str, ...]], ...]
     forward: str
     invariant: bool | None
@@ -54,7 +54,12 @@ class Prefilled:
         request = self.requests[id]
         if changes or seed != request.seed:
             request = request.replace(seed=seed, **changes)
-        return Draw(request, seed, 0, self.positions[id])
+        return self.first(id, request, seed)
+
+    def first(self, id: str, request: Request, seed: int | None) -> Draw:
+        """A row's first draw, as that request; penalties see its prompt."""
+        prompt = self.prompts[id]
+        return Draw(request, seed, 0, len(prompt) + len(request.generated), prompt, request.generated)
 
     def replay(
         self,
@@ -112,14 +117,13 @@ class _Recording(policies.Keyed):
         super().__init__()
         self.like = like
         self.logits: dict[str, mx.array] = {}
-        self.positions: dict[str, int] = {}
 
     def exclusive(self, request: Request) -> bool:
         return self.like.exclusive(request)
 
     def decode(self, logits: mx.array, draws: Sequence[Draw]) -> Drawn:
         for i, draw in enumerate(draws):
-            self.logits[draw.request.id], self.positions[draw.request.id] = logits[i], draw.position
+            self.logits[draw.request.id] = logits[i]
         return super().decode(logits, draws)
 
 
@@ -152,7 +156,8 @@ def prefill(
     engine = Engine(model, "keyed", forward, planner, invariant, max_rows=max(1, len(batch)), token_budget=0)
     recording = engine.policy = _Recording(policies.get(policy))
     for request in batch:
-        engine.submit(request.replace(max_tokens=1, n=1, seed=0 if request.seed is None else request.seed))
+        seed = 0 if request.seed is None else request.seed
+        engine.submit(request.replace(max_tokens=len(request.generated) + 1, n=1, seed=seed))
     done = engine.run()
     mx.eval(recording.logits)
     ordered = sorted(done, key=lambda c: (c.cohort, c.cohort_index))
@@ -164,7 +169,7 @@ def prefill(
         model,
         {r.id: r for r in batch},
         recording.logits,
-        recording.positions,
+        {r.id: check(r, model) for r in batch},
         cohorts,
         engine.forward.name,
         engine.invariant,

@@ -106,14 +106,14 @@ class Tries:
             )
         key = row, repr(request.replace(seed=None))
         if key not in self._scores:
-            draw = Draw(request, 0, 0, self.batch.positions[row])
+            draw = self.batch.first(row, request, 0)
             scores = process(self.batch.logits[row][None], [draw])[0]
             mx.eval(scores)
             _keep(self._scores, key, scores)
         return self._scores[key]
 
     def _keyed(self, row: str, request: Request, seeds: tuple[int, ...]) -> list[int]:
-        position = self.batch.positions[row]
+        position = self.batch.first(row, request, 0).position
         distinct = tuple(dict.fromkeys(seeds))
         key = distinct, position
         scores = self._processed(row, request)
@@ -132,10 +132,7 @@ class Tries:
         drawn: dict[tuple[int, ...], mx.array] = {}
         states = []
         for assigned in seeds:
-            draws = {
-                id: Draw(r, assigned.get(id, r.seed), 0, self.batch.positions[id])
-                for id, r in requests.items()
-            }
+            draws = {id: self.batch.first(id, r, assigned.get(id, r.seed)) for id, r in requests.items()}
             self._until(rule, row, draws)
             state = tuple(mx.random.state[0].tolist())
             states.append(state)
