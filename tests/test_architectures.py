@@ -9,7 +9,7 @@ import pytest
 from packing import BITS, NOT_BUILT, PAGE, ROUNDING, SEQUENTIAL, Verdict
 
 from toolkit import backend
-from toolkit.forward import SequentialForward, build, packed
+from toolkit.forward import SequentialForward, build
 from toolkit.forward.packed import PackedForward, Unpackable
 from toolkit.forward.shapes import PLAIN
 
@@ -63,9 +63,9 @@ def test_a_model_that_can_not_run_packed_runs_its_rows_one_at_a_time() -> None:
 def test_the_self_check_catches_a_window_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     module = architectures.build("gemma3_text")
     PackedForward(packing.as_model(module, "right"), packing.SHAPES)
-    wide = packed.attention.visible
+    wide = layers.attention.visible
     monkeypatch.setattr(
-        packed.attention, "visible", lambda positions, keys, window: wide(positions, keys, None)
+        layers.attention, "visible", lambda positions, keys, window: wide(positions, keys, None)
     )
     with pytest.raises(Unpackable, match="off by"):
         PackedForward(packing.as_model(module, "wrong"), packing.SHAPES)
@@ -74,7 +74,7 @@ def test_the_self_check_catches_a_window_that_is_lost(monkeypatch: pytest.Monkey
 def test_the_self_check_catches_positions_that_are_off_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
     module = architectures.build("ministral3")
     PackedForward(packing.as_model(module, "right"), packing.SHAPES)
-    monkeypatch.setattr(packed._LayerCache, "__init__", _near(packed._LayerCache.__init__))
+    monkeypatch.setattr(layers.LayerCache, "__init__", _near(layers.LayerCache.__init__))
     with pytest.raises(Unpackable, match="off by"):
         PackedForward(packing.as_model(module, "wrong"), packing.SHAPES)
 

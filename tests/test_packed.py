@@ -11,7 +11,7 @@ from mlx_lm.models import base, llama
 
 import toolkit as tk
 from toolkit import backend
-from toolkit.forward import packed
+from toolkit.forward import layers
 from toolkit.forward.attach import ATTENTION, attached
 from toolkit.forward.kv import Geometry, KVStore
 from toolkit.forward.packed import PackedForward
@@ -223,7 +223,7 @@ def test_an_error_within_a_step_leaves_nothing_behind(tiny: tk.Model, forward, e
     tokens = prompts()[12]
     step(forward, [Span("row", 0, tokens[:6], sample=False)])
     with monkeypatch.context() as patch:
-        patch.setattr(packed.attention, "attend", lambda *_: 1 / 0)
+        patch.setattr(layers.attention, "attend", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             forward.run([Span("row", 6, tokens[6:12])])
     assert vars(llama)[ATTENTION] is base.scaled_dot_product_attention
