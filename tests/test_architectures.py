@@ -9,7 +9,7 @@ import pytest
 from packing import BITS, NOT_BUILT, PAGE, ROUNDING, SEQUENTIAL, Verdict
 
 from toolkit import backend
-from toolkit.forward import SequentialForward, build
+from toolkit.forward import SequentialForward, build, layers
 from toolkit.forward.packed import PackedForward, Unpackable
 from toolkit.forward.shapes import PLAIN
 
