@@ -34,14 +34,16 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A model by name, and how its engines are made: with the shapes of the probe, or with others."""
+    """A model by name; of a tiny one, its family and its sliding window, if that has one."""
 
     name: str = "smollm2"
     family: str = "llama"
-    shapes: Shapes | None = None
+    window: int = 0
 
     def model(self) -> tk.Model:
-        return tk.models.tiny(1, model_type=self.family) if self.name == "tiny" else tk.load(self.name)
+        if self.name != "tiny":
+            return tk.load(self.name)
+        return tk.models.tiny(1, model_type=self.family, **{"sliding_window": self.window or 4096})
 
 
 class Engines:
@@ -161,7 +163,7 @@ def preempted(engines: Engines, batch: Sequence[tk.Request], expected: Lines) ->
 
     def preempt(step: int) -> None:
         running = sorted({row.id for row in engine.running.values()})
-        if running:
+        if step % 3 == 1 and running:
             engine.preempt(rng.choice(running))
 
     return _stepped(engine, batch, preempt)
@@ -201,7 +203,7 @@ def moved(engines: Engines, batch: Sequence[tk.Request], expected: Lines, settin
         for id in rows:
             engine.export_row(id, Path(directory) / f"{id}.safetensors")
         shapes = [*vars(engines.forward.shapes).values()]
-        about = json.dumps([setting.name, setting.family, shapes, directory])
+        about = json.dumps([setting.name, setting.family, setting.window, shapes, directory])
         there = subprocess.run([sys.executable, __file__, about], capture_output=True, text=True)
         assert there.returncode == 0, there.stderr
     done |= lines(engine.run())
@@ -257,9 +259,8 @@ def ways(setting: Setting) -> dict[str, Callable[[Engines, Sequence[tk.Request],
 
 def import_and_run(about: str) -> None:
     """What the other process does."""
-    name, family, shapes, directory = json.loads(about)
-    setting = Setting(name, family, Shapes(*shapes[:4], tuple(shapes[4])))
-    engine = Engines(setting.model(), setting.shapes)()
+    name, family, window, shapes, directory = json.loads(about)
+    engine = Engines(Setting(name, family, window).model(), Shapes(*shapes[:4], tuple(shapes[4])))()
     for path in sorted(Path(directory).iterdir()):
         engine.import_row(path)
     json.dump([[c.id, c.choice, c.tokens, c.logprobs] for c in engine.run()], sys.stdout)

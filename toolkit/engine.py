@@ -485,22 +485,17 @@ def generate(
         `finish_reason="error"` and one line in `error`; the others run.
     """
     engine = Engine(model, policy, forward, planner, invariant, max_rows, token_budget, prefix_cache)
-    refused: dict[int, Completion] = {}
+    refused: dict[int, list[Completion]] = {}
     batch = requests.named(batch)
     for i, request in enumerate(batch):
         try:
             engine.submit(request)
         except ValueError as error:
-            refused[i] = Completion(
-                id=request.id,
-                finish_reason="error",
-                error=str(error),
-                seed=request.seed,
-                policy=policy,
-                forward=forward,
-            )
+            how = {"seed": request.seed, "policy": policy, "forward": forward, "error": str(error)}
+            choices = range(request.n)
+            refused[i] = [Completion(id=request.id, choice=c, finish_reason="error", **how) for c in choices]
     done = engine.run(progress=progress)
     by_id: dict[str, list[Completion]] = {}
     for completion in done:
         by_id.setdefault(completion.id, []).append(completion)
-    return Results(c for i, r in enumerate(batch) for c in ([refused[i]] if i in refused else by_id[r.id]))
+    return Results(c for i, r in enumerate(batch) for c in (refused[i] if i in refused else by_id[r.id]))
