@@ -171,6 +171,24 @@ def test_a_sibling_that_is_not_a_number_does_not_reach_me(length: int) -> None:
     assert same(step(forward, [Span("next", 0, mine)])["next"], alone)  # in the slot that it left
 
 
+def test_a_prompt_that_is_not_a_number_and_moves_between_chunks_leaves_nothing_behind() -> None:
+    model = tk.models.tiny(3)
+    embedding = model.module.model.embed_tokens
+    forward, other, mine = PackedForward(model, SHAPES), [9] * 20, [5, 6, 7, 8]
+    alone = step(forward, [Span("mine", 0, mine)])["mine"]
+    forward.release("mine")
+    weight = np.array(embedding.weight)
+    weight[99] = np.nan
+    embedding.weight = mx.array(weight)
+    step(forward, [Span("other", 0, other), Span("ill", 0, [99] * 100, sample=False)])
+    left = forward.store.places["ill"]
+    step(forward, [Span("ill", 100, [99] * 100, sample=False)])  # outgrows its slab, its logits unseen
+    got = step(forward, [Span("mine", 0, mine)])["mine"]
+    mine_now = forward.store.places["mine"]
+    assert (mine_now.slab, mine_now.slot) == (left.slab, left.slot)
+    assert same(got, alone)
+
+
 # Threads, and what is left behind
 
 

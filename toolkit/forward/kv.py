@@ -118,6 +118,7 @@ class KVStore:
                 self.places[row] = Place(slab, slot, old.length if old else 0)
                 if old is not None:
                     self._copy(old, self.places[row])
+                    old.slab.dirty.add(old.slot)  # a prompt that moves between chunks has shown no logits yet
                     self._free(old)
 
     def release(self, row: Hashable, wipe: bool = True) -> None:
