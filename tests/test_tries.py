@@ -31,6 +31,23 @@ def test_tries_equal_replays_under_every_policy(batch, policy, row):
     assert row == "g" or policy == "global" or len(set(tokens)) > 1
 
 
+@pytest.mark.parametrize("how", [{"typical_p": 0.05}, {"xtc_probability": 1.0, "xtc_threshold": 0.01}])
+def test_a_greedy_row_takes_the_best_whatever_the_filters(batch, how):
+    tries, plain = Tries(batch), Tries(batch).tokens("keyed", "g", [{}])
+    assert tries.tokens("keyed", "g", [{}], {"g": how}) == plain
+    assert batch.replay("keyed", "g", {}, {"g": how}).tokens.tolist() == plain
+    assert tries.distribution("g", {"g": how}, top=1)["token"][0] == plain[0]
+    likeliest = Tries(batch).tokens("keyed", "g", [{"g": 1}], {"g": {"temperature": 1, "typical_p": 0.05}})
+    assert likeliest != plain  # the filter does drop the best id
+
+
+def test_parameters_that_differ_only_far_on_are_told_apart(batch):
+    tries, likely = Tries(batch), list(range(100, 130))
+    for last in (200, 201):
+        bias = dict.fromkeys(likely, 1.0) | {last: 50.0}
+        assert tries.tokens("keyed", "a", [{"a": 1}], {"a": {"logit_bias": bias}}) == [last]
+
+
 def test_the_distribution_is_that_of_the_study(batch):
     from toolkit.study.first_token import distribution_table
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Seeds = Mapping[str, "int | None"]
 _KEPT = 12  # sets of parameters, and blocks of noise, that are remembered
+# A greedy draw takes the best id before any filter, which typical-p may drop.
+_GREEDY = {"temperature": 0, "top_n_sigma": 0, "typical_p": 1, "top_k": 0, "top_p": 1, "min_p": 0,
+           "xtc_probability": 0}  # fmt: skip
 
 
 class Tries:
@@ -39,7 +42,7 @@ class Tries:
 
     def __init__(self, batch: Prefilled):
         self.batch = batch
-        self._scores: OrderedDict[tuple[str, str], mx.array] = OrderedDict()
+        self._scores: OrderedDict[tuple[str, Request], mx.array] = OrderedDict()
         self._noise: OrderedDict[tuple[tuple[int, ...], int], mx.array] = OrderedDict()
 
     def tokens(
@@ -98,13 +101,14 @@ class Tries:
         return {id: r.replace(**changes[id]) if id in changes else r for id, r in self.batch.requests.items()}
 
     def _processed(self, row: str, request: Request) -> mx.array:
-        """The row's scores [V] after the chain."""
+        """The row's scores [V] after the chain; a greedy row's without its filters."""
+        request = request.replace(seed=None, **(_GREEDY if request.greedy else {}))
         if request.xtc_probability:
             raise ValueError(
                 f'xtc_probability={request.xtc_probability} for request "{row}": must be 0 here; '
                 "its gate differs from seed to seed, use first_tokens"
             )
-        key = row, repr(request.replace(seed=None))
+        key = row, request
         if key not in self._scores:
             draw = self.batch.first(row, request, 0)
             scores = process(self.batch.logits[row][None], [draw])[0]
