@@ -148,12 +148,22 @@ def test_logits_processors_run_for_their_row_alone(library):
 
 
 def test_top_alternatives_are_those_of_the_chain(library):
-    requests = [ask(logprobs=3), ask(logprobs=2, top_k=1), ask()]
+    requests = [ask(logprobs=3), ask(logprobs=3, top_k=2), ask()]
     logits = log([[0.1, 0.4, 0.2, 0.3]] * 3)
     ids, logprobs = draw_keyed(logits, seeded(requests)).top
-    assert ids.tolist() == [[1, 3, 2], [1, -1, -1], [-1, -1, -1]]
+    assert ids.tolist() == [[1, 3, 2], [1, 3, -1], [-1, -1, -1]]
     assert np.exp(np.array(logprobs))[0] == pytest.approx([0.4, 0.3, 0.2], abs=1e-5)
+    assert np.exp(np.array(logprobs))[1] == pytest.approx([4 / 7, 3 / 7, 0], abs=1e-5)
     assert draw_keyed(logits, seeded([ask()] * 3)).top is None
+
+
+@pytest.mark.parametrize("how", [{"top_k": 1}, {"top_p": 0.5}, {"typical_p": 0.1}, {"xtc_probability": 1}])
+def test_a_greedy_token_is_the_best_of_its_alternatives_whatever_the_filters(library, how):
+    greedy = {"temperature": 0, "logprobs": 2, **how}
+    drawn = draw_keyed(log([[0.1, 0.4, 0.2, 0.3]] * 2), seeded([ask(**greedy), ask(top_k=2)]))
+    assert drawn.top[0].tolist() == [[1, 3], [-1, -1]]
+    assert np.exp(np.array(drawn.top[1]))[0] == pytest.approx([0.4, 0.3], abs=1e-5)
+    assert drawn.logprobs[0].item() == pytest.approx(drawn.top[1][0, 0].item(), abs=1e-6)
 
 
 def test_log_probabilities_before_and_after_the_chain(library):

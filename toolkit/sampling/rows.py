@@ -58,8 +58,8 @@ class Drawn:
     bad : bool
         No token can be drawn: NaN among the logits, or nothing left to draw from.
     top : (ids int32 [rows, n], logprobs float32 [rows, n]) or None
-        The n most probable ids after the chain, best first, where a row's request asks for `logprobs`;
-        n is the largest number asked for, and what is missing has id -1 and -inf.
+        The n most probable ids, best first, where a row's request asks for `logprobs`, of the distribution
+        that `logprobs` is of; n is the largest number asked for, and what is missing has id -1 and -inf.
     errors : mapping of row to text
         Rows whose logits processor raised, with its message; they are bad.
     """

@@ -148,18 +148,19 @@ class Step:
 
     # Draws from the global generator.
 
-    def scores(self) -> Any:
-        """Scores [rows, V] after the chain."""
+    def scores(self, greedy: bool = True) -> Any:
+        """Scores [rows, V] after the chain; `greedy`: with greedy rows' filters, which their draws skip."""
         sampler, xp = self.sampler, self.xp
+        filtered = np.flatnonzero(sampler.filtered if greedy else sampler.filtered & ~sampler.greedy)
         if xp is np:
             scores = (self.z - self.best) * sampler.inverse
-            for found in self._survivors(np.flatnonzero(sampler.filtered)):
+            for found in self._survivors(filtered):
                 scores[found.rows] = chain.scores_of(found)
             scores[self.bad] = np.nan
             return scores
         z = self.z.astype(mx.float32)
         scores = (z - mx.max(z, axis=-1, keepdims=True)) * mx.array(sampler.inverse)
-        for found in self._survivors(np.flatnonzero(sampler.filtered)):
+        for found in self._survivors(filtered):
             part = chain.scores_of(found)
             if len(found.rows) == sampler.rows:
                 return part[mx.array(np.argsort(found.rows))]
@@ -218,7 +219,7 @@ class Step:
         asked = np.array([r.logprobs for r in self.sampler.requests])
         if not asked.any():
             return None
-        scores = mx.array(self.scores())
+        scores = mx.array(self.scores(greedy=False))
         logprobs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
         count = min(int(asked.max()), self.vocab)
         ids = mx.argsort(-logprobs, axis=-1)[:, :count].astype(mx.int32)
