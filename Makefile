@@ -13,7 +13,7 @@ LAB := $(VENV)/.lab-$(ACCEL)
 DEV := $(VENV)/.dev-$(ACCEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint unit nbval notebooks clean
+.PHONY: help demo lab test lint unit nbval invariance notebooks clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ unit: $(DEV)  ## tests, with the real model and the browser
 
 nbval: $(DEV)  ## notebooks give the outputs they were committed with (NB= for one)
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-cell-timeout=300 $(NB)
+
+invariance: $(DEV)  ## 32 requests in every way that must give the same bits; a table (some 15 minutes)
+	$(BIN)/python scripts/invariance.py
 
 notebooks: $(DEV)  ## run the notebooks in fresh kernels and store their outputs (NB= for one)
 	$(BIN)/python scripts/refresh_notebooks.py $(filter %.ipynb,$(NB))

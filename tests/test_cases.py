@@ -183,7 +183,7 @@ def test_a_row_that_cannot_draw_says_where_and_its_siblings_finish(tiny, pipelin
 
 
 def test_logits_that_are_not_numbers_end_their_row_and_leave_nothing_to_the_next():
-    model = tk.models.tiny(3)
+    model = tk.tiny(3)
     embedding, mine = model.module.model.embed_tokens, request("mine", 1, "Yesterday I went")  # no 99
     expected = alone(model, mine)
     weight = mx.array(embedding.weight)

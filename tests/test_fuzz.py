@@ -29,7 +29,7 @@ needs_mkl = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def model() -> tk.Model:
     small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
-    return tk.models.tiny(1, num_attention_heads=2, num_key_value_heads=1, **small)
+    return tk.tiny(1, num_attention_heads=2, num_key_value_heads=1, **small)
 
 
 def even(tokens, logits):

@@ -43,7 +43,7 @@ class Setting:
     def model(self) -> tk.Model:
         if self.name != "tiny":
             return tk.load(self.name)
-        return tk.models.tiny(1, model_type=self.family, **{"sliding_window": self.window or 4096})
+        return tk.tiny(1, model_type=self.family, **{"sliding_window": self.window or 4096})
 
 
 class Engines:
