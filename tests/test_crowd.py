@@ -7,7 +7,7 @@ import pytest
 import toolkit as tk
 from toolkit.sampling import Draw, distribution, draw_keyed, process
 from toolkit.study import prefill
-from toolkit.study.crowd import Crowd
+from toolkit.study.crowd import Crowd, tally
 from toolkit.study.stages import stages
 
 SETTINGS = [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.02, "temperature": 0.7}, {"temperature": 3.0}]
@@ -49,3 +49,13 @@ def test_stages_end_where_the_chain_ends_and_say_who_excluded_a_token():
     frame = found.to_frame(top=5)
     assert frame.groupby("stage", sort=False)["p"].sum().round(4).eq(1).all()
     assert "20" in repr(found)
+
+
+def test_a_tally_adds_up_and_follows_the_distribution():
+    model = tk.load("tiny")
+    batch = prefill(model, [tk.Request("abc", id="a", top_k=20)])
+    counted = tally(batch, "a", range(2000), top=5)
+    assert counted["drawn"].sum() == 2000 and counted["expected"].sum() == pytest.approx(2000, rel=1e-4)
+    assert counted["token"].tolist()[-1] == -1
+    chi = ((counted["drawn"] - counted["expected"]) ** 2 / counted["expected"]).sum()
+    assert chi < 30  # 5 degrees of freedom

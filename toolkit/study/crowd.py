@@ -8,11 +8,17 @@ seed whose best draw is not above what the noise left out could reach is drawn i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
 
 from .. import noise
+from ..sampling import process
+from .prefilled import Prefilled
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BLOCK, _BLOCKS = 128, 8  # ids a block of dense noise; blocks at most
 _CHUNK = 256  # seeds whose whole noise is in memory at one time
@@ -99,3 +105,35 @@ class Crowd:
             large = np.array(noise.gumbel_from_bits(mx.array(np.concatenate(words))))
             self._sparse = starts, np.concatenate(ids), large
         return self._sparse
+
+
+def tally(batch: Prefilled, row: str, seeds: Sequence[int], *, top: int = 12) -> pd.DataFrame:
+    """What many seeds draw first, under keyed noise, beside what the exact distribution expects.
+
+    Parameters
+    ----------
+    batch : Prefilled
+    row : str
+    seeds : sequence of int
+    top : int
+        Likeliest tokens told apart; the others are added up as token -1.
+
+    Returns
+    -------
+    pandas.DataFrame
+        `token, text, p, drawn, expected`, likeliest first.
+    """
+    import pandas as pd
+
+    draw, logits = batch.draw(row, 0), batch.logits[row]
+    scores = process(logits[None], [draw])[0]
+    p, order = np.array(mx.softmax(scores)), np.argsort(-np.array(logits.astype(mx.float32)), kind="stable")
+    tokens = Crowd(seeds, draw.position, order).tokens(np.array(scores))
+    ids = [int(i) for i in np.argsort(-p, kind="stable")[:top] if p[i] > 0]
+    text = batch.model.token_text
+    lines = [(i, text(i), float(p[i]), int((tokens == i).sum())) for i in ids]
+    rest = max(0.0, 1 - sum(line[2] for line in lines)), len(tokens) - sum(line[3] for line in lines)
+    if np.count_nonzero(p) > len(ids):
+        lines.append((-1, "all others", *rest))
+    frame = pd.DataFrame(lines, columns=["token", "text", "p", "drawn"])
+    return frame.assign(expected=frame["p"] * len(tokens))

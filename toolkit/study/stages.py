@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -60,7 +60,7 @@ class Stages:
             lines.append((name, -1, "", rest, int((p > 0).sum()) > int((p[ids] > 0).sum())))
         return pd.DataFrame(lines, columns=["stage", "token", "text", "p", "kept"])
 
-    def chart(self, **options: object) -> object:
+    def chart(self, **options: Any) -> Any:
         """A panel for each stage; what a filter excluded stays, in grey."""
         from ..view import chains
 

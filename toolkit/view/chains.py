@@ -6,11 +6,12 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from .theme import BLUE, FAINT, FONT, ORANGE, ROW, TEXT, VERMILLION, Chart, Records, finish, labels, named
+from .theme import BLUE, FONT, ORANGE, ROW, TEXT, VERMILLION, Chart, Records, finish, labels, named
 
 GREY = "#9A9A9A"
 _RANK = alt.EncodingSortField(field="rank", op="min", order="ascending")
 _AXIS = alt.Axis(tickCount=4)
+THREAD = 0.01  # logits; a draw that a smaller error could change hangs by a thread
 _LEAST, _MOST = 1e-4, 20.0  # logits, ends of the strip of draws
 
 
@@ -22,7 +23,8 @@ def stages(frame: pd.DataFrame, *, width: int = 120, title: str = "") -> Chart:
     frame : DataFrame
         One row per stage and token: stage, token, text, p, kept; as `Stages.to_frame()` gives.
     """
-    panels, sentence, last = [], [], {}
+    panels, sentence = [], []
+    last: dict[str, float] = {}
     for place, (stage, part) in enumerate(frame.groupby("stage", sort=False)):
         lines = _lines(part)
         for line in lines:
@@ -93,7 +95,7 @@ def chain_data(
     drawn : int array, [seeds]
         Tokens.
     threads : DataFrame
-        One row a seed: seed, text, max_drift.
+        One row a seed: seed, text, max_drift (NaN where only one token was left).
     """
     names, total = labels(ids, texts), len(drawn)
     count = {int(i): int((drawn == i).sum()) for i in ids}
@@ -114,16 +116,21 @@ def chain_data(
     line = _drawn(len(ids), name, rest[1] if others else 0.0, seen, total)
     said = f"{rest[1]:.3f} in all others: {line['says']}" if others else "none left"
     right.append({**line, "p": 0.0, "end": 0.0, "share": 0.0, "count": 0, "says": said})
+    return {"before": left, "after": right, "threads": _safety(threads)}
+
+
+def _safety(threads: pd.DataFrame) -> Records:
+    """How many draws are how safe, in tenths of a decade; the least safe one by name."""
     near = threads.dropna(subset=["max_drift"]).sort_values("max_drift")
-    words = labels(range(len(near)), near["text"])
-    points = [
-        {"seed": int(s), "token": w, "drift": float(f"{min(_MOST, max(_LEAST, d)):.2g}"), "says": "",
-         "state": "by a thread" if d < 0.01 else "safe"}
-        for s, w, d in zip(near["seed"], words, near["max_drift"], strict=True)
-    ]  # fmt: skip
-    for point in points[:1]:
-        point["says"] = f"seed {point['seed']}: {point['token'].split(' #')[0]}"
-    return {"before": left, "after": right, "threads": points}
+    tenths = np.round(10 * np.log10(np.clip(near["max_drift"], _LEAST, _MOST)))
+    out: Records = []
+    for tenth in sorted(set(tenths)):
+        some = near[tenths == tenth]
+        word = labels([0], [some["text"].iloc[0]])[0]
+        says = "" if out else f"seed {some['seed'].iloc[0]}: {word}"
+        drift = float(f"{10 ** (tenth / 10):.2g}")
+        out.append({"drift": drift, "draws": len(some), "says": says, "thread": drift < THREAD})
+    return out
 
 
 def _drawn(rank: int, name: str, p: float, seen: int, total: int) -> dict[str, Any]:
@@ -159,24 +166,22 @@ def _bars(name: str, heading: str, lines: Records, width: int, *, first: bool) -
     return alt.layer(bars, words).properties(width=width, height=ROW * len(lines), title=heading)
 
 
-def _strip(points: Records, width: int) -> Chart:
+def _strip(bins: Records, width: int) -> Chart:
     """Draws along a log axis of the logit error that could change them."""
     scale = alt.Scale(type="log", domain=[_LEAST, _MOST], nice=False)
     x = alt.X(
         "drift:Q", title="smallest logit error that could change the draw (log scale)", scale=scale,
         axis=alt.Axis(values=[1e-4, 1e-3, 1e-2, 0.1, 1, 10], format="~g"),
     )  # fmt: skip
-    states = ["safe", "by a thread"]
-    colour = alt.Scale(domain=states, range=[BLUE, VERMILLION])
-    shape = alt.Scale(domain=states, range=["circle", "triangle-up"])
-    base = alt.Chart(named("threads", points)).encode(x=x)
-    marks = base.mark_point(filled=True, size=60, opacity=0.75).encode(
-        color=alt.Color("state:N", scale=colour, legend=None),
-        shape=alt.Shape("state:N", scale=shape, legend=None),
-        tooltip=["seed:Q", "token:N", "drift:Q"],
+    y = alt.Y("draws:Q", title="draws", axis=alt.Axis(tickCount=2, tickMinStep=1, format="d"))
+    base = alt.Chart(named("threads", bins)).encode(x=x)
+    colour = alt.condition("datum.thread", alt.value(VERMILLION), alt.value(BLUE))
+    bars = base.mark_bar(width=max(4, width / 62)).encode(y=y, color=colour)
+    words = base.mark_text(aria=False, dy=-9, fontSize=11, color=TEXT).encode(y=y, text="says:N")
+    edge = alt.Chart(named("edge", [{"drift": THREAD, "says": "◀ by a thread"}])).encode(x=x)
+    rule = edge.mark_rule(aria=False, color=TEXT, strokeDash=[4, 3])
+    name = edge.mark_text(aria=False, align="right", dx=-5, fontSize=11, color=TEXT, baseline="top").encode(
+        y=alt.value(-4), text="says:N"
     )
-    words = base.mark_text(aria=False, dy=-12, fontSize=11, color=TEXT).encode(text="says:N")
-    heading = alt.TitleParams("each seed's draw, ▲ if an error below 0.01 could change it")
-    return alt.layer(marks, words).properties(
-        width=width, height=36, title=heading, view=alt.ViewConfig(stroke=FAINT)
-    )
+    heading = f"how safe the draws are ({sum(b['draws'] for b in bins)} seeds)"
+    return alt.layer(bars, words, rule, name).properties(width=width, height=56, title=heading)

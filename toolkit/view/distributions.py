@@ -19,6 +19,7 @@ from ..study.crowd import Crowd
 from ..study.stages import stages
 from . import chains
 from .explorer import STYLE, WIDE, Explorer, choice, number, seed, text, whole
+from .theme import Chart
 
 _FIELDS = ("temperature", "top_k", "top_p", "min_p")
 _CLOSE = 100  # seeds whose margins are told
@@ -42,7 +43,7 @@ class ChainExplorer(Explorer):
 
     def __init__(self, model: Model, request: Request, *, seeds: str = "100", top: int = 12):
         self.model, self.request, self.top = model, request.replace(id="a"), top
-        self.forced: tuple[int, ...] = request.generated
+        self.forced = tuple(request.generated)
         self.prompt = text("Prompt", request.prompt or "")
         self.temperature = number("Temperature", request.temperature, 0.0, 2.0, 0.05)
         self.top_k = whole("Top-k (0 off)", request.top_k, 0, 100)
@@ -107,6 +108,10 @@ class ChainExplorer(Explorer):
         self.draw((len(seeds), len(ids)), chart, data, words)
         return words
 
+    def chart(self) -> Chart:
+        """The picture as it is now, to show or to save."""
+        return self._chart()
+
     def _draw(
         self, batch: Any, request: Request, seeds: range, likely: np.ndarray
     ) -> tuple[np.ndarray, pd.DataFrame]:
@@ -158,7 +163,5 @@ class ChainExplorer(Explorer):
         if len(near) > 1:
             nearest = near.loc[near["max_drift"].idxmin()]
             word = labels([0], [nearest["text"]])[0]
-            words += (
-                f" Nearest to another token: seed {nearest['seed']}, “{word}”, by {nearest['max_drift']:.2g}."
-            )
+            words += f" Nearest to another token: seed {nearest['seed']}, “{word}”, by {nearest['max_drift']:.1g} in its logits."
         return words
