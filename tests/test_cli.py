@@ -226,7 +226,7 @@ def test_seeds_of_every_size_and_sign_are_streams_of_their_own(cli, file):
         (("generate", "{file}", "--out", "nowhere/x.jsonl"), "there is no directory nowhere"),
         (("generate", "{file}", "--out", "."), "is a directory"),
         (("matrix", "{file}", "--out", "x.txt"), ".parquet, .csv or .jsonl"),
-        (("matrix", "{file}", "--row", "z"), 'row="z"'),
+        (("matrix", "{file}", "--row", "z"), '--row "z"'),
         (("matrix", "{file}", "--row", "a", "--sibling", "a"), 'sibling="a"'),
         (("matrix", "{file}", "--seeds", "1:2:3:4"), "1:2:3:4"),
         (("matrix", "{file}", "--seeds", "5:5"), "from 1 to"),
@@ -529,6 +529,14 @@ def test_drift_is_zero_where_it_is_promised_and_is_written_as_a_table_and_a_pict
     assert (status, err) == (0, "") and "runs have the alone run's bits" in out
     status, out, err = cli(*common, "--row", "zz")
     assert status == 2 and err == 'toolkit: --row "zz": must be one of a, b\n'
+
+
+@pytest.mark.parametrize("command", ["seeds", "matrix", "drift"])
+def test_a_row_that_is_not_there_is_refused_before_a_model_is_loaded(cli, file, command):
+    asked = [("--row", "zz")] + [("--sibling", "zz")] * (command == "matrix")
+    for option, id in asked:
+        status, out, err = cli(command, file(*TWO), "--model", "no such model", option, id)
+        assert (status, out, err) == (2, "", f'toolkit: {option} "zz": must be one of a, b\n')
 
 
 # doctor, fetch, and the rest

@@ -127,6 +127,10 @@ def test_logits_kept_give_the_same_answer_as_a_new_forward(tiny):
     ]
     assert frames[0]["token"].equals(frames[1]["token"])
     assert frames[0]["token"].nunique() == 1  # other sampling parameters are heeded
+    how = {"row": "a", "sibling": "b", "seeds": SEEDS, "sibling_seeds": SEEDS}
+    frames = [tk.seed_matrix(tiny, cold, prefilled=kept, **how).to_frame() for kept in (None, batch)]
+    assert frames[0].equals(frames[1])
+    assert frames[0]["token"].nunique() == 1 < one["token"].nunique()
 
 
 def test_what_cannot_be_asked_is_refused_by_name(tiny):
@@ -134,6 +138,8 @@ def test_what_cannot_be_asked_is_refused_by_name(tiny):
         tk.first_tokens(tiny, [A, B], row="z", seeds=SEEDS)
     with pytest.raises(ValueError, match='sibling="a": must be another row'):
         tk.seed_matrix(tiny, [A, B], row="a", sibling="a", seeds=SEEDS, sibling_seeds=SEEDS)
+    with pytest.raises(ValueError, match='sibling="z": must be one of a, b'):
+        tk.seed_matrix(None, [A, B], row="a", sibling="z", seeds=SEEDS, sibling_seeds=SEEDS)  # runs nothing
     with pytest.raises(ValueError, match="is of other rows"):
         tk.first_tokens(tiny, [A, C], row="a", seeds=SEEDS, prefilled=prefill(tiny, [A, B]))
 

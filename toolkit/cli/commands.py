@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import cohorts
@@ -111,8 +111,7 @@ def drift(args: argparse.Namespace) -> int:
     output.check("--chart", args.chart, output.PICTURES)
     requests = {r.id: r for r in named(arguments.read(Source(args.file)))}
     row = args.row or next(iter(requests))
-    if row not in requests:
-        raise ValueError(f'--row "{row}": must be one of {", ".join(requests)}')
+    _among("--row", row, requests.values())
     model = open_model(args.model)
     mine = requests.pop(row)
     company = standard(requests.values(), len(checked(mine, model))) if requests else None
@@ -137,6 +136,8 @@ def _study(args: argparse.Namespace, least: int, ask: Callable[..., Any], as_tex
     if len(requests) < least:
         raise ValueError(f"{source.name}: has 1 request; a matrix needs a row and a sibling")
     args.row = args.row or requests[0].id
+    _among("--row", args.row, requests)
+    _among("--sibling", getattr(args, "sibling", None), requests)
     model = open_model(args.model)
     how = {"forward": args.forward, "planner": args.planner, "invariant": args.invariant}
     # Policies don't change the logits, but isolate changes who runs with whom.
@@ -146,6 +147,13 @@ def _study(args: argparse.Namespace, least: int, ask: Callable[..., Any], as_tex
                 progress=sys.stderr.isatty()) for policy in args.policy]  # fmt: skip
     _told(args, made, as_text, lambda: draw(made))
     return 0
+
+
+def _among(option: str, id: str | None, requests: Iterable[Request]) -> None:
+    """Refuse the name of a row that isn't there, before a model is loaded."""
+    ids = [request.id for request in requests]
+    if id is not None and id not in ids:
+        raise ValueError(f'{option} "{id}": must be one of {", ".join(ids)}')
 
 
 def _told(

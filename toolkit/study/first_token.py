@@ -11,9 +11,9 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..models import Model
-from ..requests import Request, named
+from ..requests import Request
 from ..sampling import distribution
-from .prefilled import Prefilled, prefill
+from .prefilled import Prefilled, batch_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,12 +99,16 @@ def first_tokens(
     """
     import pandas as pd
 
-    batch = prefilled or prefill(
-        model, requests, policy=policy, forward=forward, planner=planner, invariant=invariant
+    batch = batch_of(
+        model,
+        requests,
+        {"row": row},
+        prefilled,
+        policy=policy,
+        forward=forward,
+        planner=planner,
+        invariant=invariant,
     )
-    if prefilled is not None:
-        batch = _with(batch, requests)
-    known(batch, row)
     records = []
     for seed in tqdm(
         list(seeds), desc=f"first tokens, {policy}", unit="seed", disable=not progress, leave=False
@@ -147,19 +151,3 @@ def distribution_table(batch: Prefilled, row: str) -> pd.DataFrame:
     return pd.DataFrame(
         {"token": order, "text": text, "p": p[order], "p_raw": raw[order], "kept": p[order] > 0}
     )
-
-
-def known(batch: Prefilled, row: str) -> None:
-    """Refuse a row that isn't in the batch."""
-    if row not in batch.requests:
-        raise ValueError(f'row="{row}": must be one of {", ".join(batch.requests)}')
-
-
-def _with(batch: Prefilled, requests: Sequence[Request]) -> Prefilled:
-    """The same logits, with these requests' seeds and sampling parameters."""
-    from dataclasses import replace
-
-    again = {r.id: r for r in named(requests)}
-    if list(again) != list(batch.requests):
-        raise ValueError(f"prefilled={batch!r}: is of other rows; give the logits of this very batch")
-    return replace(batch, requests=again)

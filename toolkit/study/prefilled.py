@@ -8,7 +8,7 @@ asked: logits don't depend on either.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -174,3 +174,33 @@ def prefill(
         engine.forward.name,
         engine.invariant,
     )
+
+
+def batch_of(
+    model: Model,
+    requests: Sequence[Request],
+    rows: Mapping[str, str],
+    prefilled: Prefilled | None = None,
+    **how: Any,
+) -> Prefilled:
+    """The logits of a batch that is asked about: those at hand, for these very requests, or a forward's.
+
+    Parameters
+    ----------
+    model, requests, **how
+        As for `prefill`.
+    rows : dict of str to str
+        Ids that the question names, by argument; they are looked up before anything runs.
+    prefilled : Prefilled, optional
+        Logits at hand. Seeds and sampling parameters are taken from `requests` all the same.
+    """
+    batch = named(requests)
+    ids = [request.id for request in batch]
+    for argument, id in rows.items():
+        if id not in ids:
+            raise ValueError(f'{argument}="{id}": must be one of {", ".join(ids)}')
+    if prefilled is None:
+        return prefill(model, batch, **how)
+    if ids != list(prefilled.requests):
+        raise ValueError(f"prefilled={prefilled!r}: is of other rows; give the logits of this very batch")
+    return replace(prefilled, requests=dict(zip(ids, batch, strict=True)))

@@ -13,8 +13,7 @@ from tqdm.auto import tqdm
 
 from ..models import Model
 from ..requests import Request
-from .first_token import known
-from .prefilled import Prefilled, prefill
+from .prefilled import Prefilled, batch_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,13 +111,18 @@ def seed_matrix(
     """
     import pandas as pd
 
-    batch = prefilled or prefill(
-        model, requests, policy=policy, forward=forward, planner=planner, invariant=invariant
-    )
-    known(batch, row)
-    known(batch, sibling)
     if row == sibling:
         raise ValueError(f'sibling="{sibling}": must be another row than row="{row}"')
+    batch = batch_of(
+        model,
+        requests,
+        {"row": row, "sibling": sibling},
+        prefilled,
+        policy=policy,
+        forward=forward,
+        planner=planner,
+        invariant=invariant,
+    )
     pairs = [(own, theirs) for own in seeds for theirs in sibling_seeds]
     bar = tqdm(pairs, desc=f"seed matrix, {policy}", unit="draw", disable=not progress, leave=False)
     rows = []
