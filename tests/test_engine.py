@@ -3,6 +3,7 @@
 import threading
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from canned import engine, generate
 
@@ -303,6 +304,8 @@ def test_what_is_refused_is_refused_before_anything_runs(tiny):
         ({"forward": "fast"}, "forward='fast'"),
         ({"planner": "best"}, "planner='best'"),
         ({"invariant": "maybe"}, "invariant='maybe'"),
+        ({"invariant": 1}, "invariant=1"),  # equal to True, and not taken for it nor for "auto"
+        ({"invariant": np.True_}, "invariant="),
         ({"max_rows": 0}, "max_rows=0"),
         ({"token_budget": -1}, "token_budget=-1"),
         ({"forward": "padded", "planner": "packed"}, "packed"),

@@ -23,7 +23,8 @@ def build(model: Model, name: str, invariant: bool | str) -> tuple[Forward, bool
     """
     if name not in FORWARDS:
         raise ValueError(f"forward={name!r}: must be one of {', '.join(FORWARDS)}")
-    if invariant not in ("auto", True, False):
+    if not (isinstance(invariant, bool) or (isinstance(invariant, str) and invariant == "auto")):
+        # 1 and NumPy's True equal True but aren't it, and would be taken for "auto" below.
         raise ValueError(f'invariant={invariant!r}: must be "auto", True or False')
     if name != "packed":
         if invariant is True:
