@@ -189,6 +189,17 @@ def test_a_verdict_of_elsewhere_copied_here_is_not_believed(tiny, apart, counted
     assert len(counted) == 2
 
 
+def test_quantized_in_another_way_is_measured_by_itself():
+    def quantized(**how):
+        model = tk.tiny()
+        nn.quantize(model.module, **how)
+        return invariance._signature(model)
+
+    ways = [{"group_size": 32, "bits": 4}, {"group_size": 64, "bits": 4}, {"group_size": 64, "bits": 8}]
+    assert len({quantized(**how) for how in ways}) == len(ways)
+    assert quantized(**ways[0]) == quantized(**ways[0])
+
+
 def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(tiny, apart, counted, monkeypatch):
     (apart / "invariance").write_text("a file where the directory should be")
     with pytest.warns(UserWarning, match="could not keep the invariance verdict"):
