@@ -3,9 +3,11 @@
 import math
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from toolkit.cohorts import Row, compare
+from toolkit.study.apart import Apart
 from toolkit.view import charts
 
 WORDS = [
@@ -99,6 +101,22 @@ def tokens() -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["id", "index", "text", "max_drift"])
 
 
+def under_rules() -> pd.DataFrame:
+    """As the notebook on batch invariance makes it: rules, composition, max_abs."""
+    ways = ["with 1 other", "with 1 other, in chunks of 3"]
+    lines = [("no rules", way, apart) for way, apart in zip(ways, (3e-5, 2e-5), strict=True)]
+    return pd.DataFrame(
+        [*lines, *(("these rules", way, 0.0) for way in ways)], columns=["rules", "composition", "max_abs"]
+    )
+
+
+def apart() -> Apart:
+    """Eight logits that moved a little, and five seeds: two that could change, one that did."""
+    moved = np.array([0, 0, 1e-9, 1e-3, 2e-3, 3e-2, 0.1, 0.2], np.float32)
+    reach = np.array([0.01, 0.1, 0.5, 2.0, np.nan], np.float32)
+    return Apart(moved, reach, np.array([True, False, False, False, False]))
+
+
 def all_charts() -> dict[str, alt.TopLevelMixin]:
     return {
         "first_tokens": charts.first_tokens(distribution(), observed()),
@@ -108,6 +126,9 @@ def all_charts() -> dict[str, alt.TopLevelMixin]:
         "timeline": charts.timeline(trace()),
         "plan": charts.plan(plans()),
         "drift": charts.drift(drifts()),
+        "equality": charts.equality(under_rules()),
+        "reach": charts.reach(charts.reach_data(apart())),
+        "rules": charts.rules(under_rules()),
         "margins": charts.margins(tokens(), drift=1e-3),
         "margins_alone": charts.margins(tokens()),
     }

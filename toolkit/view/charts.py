@@ -5,6 +5,7 @@ draws, so that a stored picture does not depend on the last bits of a logit, and
 text alternative, what the picture shows. The data are named, so that an explorer can replace them in place.
 """
 
+from .apart import equality, reach, reach_data, rules, rules_data
 from .drifts import drift, margins
 from .plans import plan, plan_data
 from .seeds import first_tokens, first_tokens_data, reading, seed_matrix, seed_matrix_data
@@ -12,12 +13,17 @@ from .timeline import timeline
 
 __all__ = [
     "drift",
+    "equality",
     "first_tokens",
     "first_tokens_data",
     "margins",
     "plan",
     "plan_data",
+    "reach",
+    "reach_data",
     "reading",
+    "rules",
+    "rules_data",
     "seed_matrix",
     "seed_matrix_data",
     "timeline",

@@ -31,7 +31,7 @@ def drift(frame: pd.DataFrame, *, width: int = 380, title: str = "") -> Chart:
         axis=alt.Axis(format=".0e", tickCount=4),
         scale=alt.Scale(type="log", domainMin=low, nice=False),
     )
-    y = alt.Y("composition:N", sort=order, title=None, axis=alt.Axis(grid=True))
+    y = alt.Y("composition:N", sort=order, title=None, axis=alt.Axis(grid=True, labelLimit=220))
     offset = alt.YOffset("run:N", sort=runs)
     shapes = ["circle", "square", "triangle-up", "diamond", "cross"]
     legend = alt.Legend(title=None, orient="top")
