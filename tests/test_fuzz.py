@@ -66,10 +66,11 @@ def signature(c: Completion) -> tuple[object, ...]:
 
 @dataclass
 class Expected:
-    """What a request gives alone, by choice."""
+    """What a request gives alone, by choice, and what it gives without its stop strings."""
 
     request: tk.Request
     choices: list[Completion]
+    unstopped: list[Completion]
 
 
 @dataclass
@@ -82,11 +83,11 @@ class Sent:
 
 
 def references(engine: tk.Engine) -> list[Expected]:
-    made = []
-    for request in pool():
+    def alone(request: tk.Request) -> list[Completion]:
         engine.submit(request)
-        made.append(Expected(request, list(engine.run())))
-    return made
+        return list(engine.run())
+
+    return [Expected(request, alone(request), alone(request.replace(stop=()))) for request in pool()]
 
 
 def variant(rng: random.Random, expected: Expected, id: str, arrival: int) -> tuple[tk.Request, int]:
@@ -140,18 +141,15 @@ def play(rng: random.Random, engine: tk.Engine, known: list[Expected], path) -> 
     if len(done) != sum(s.expected.request.n for s in sent.values()):
         wrong.append(f"{len(done)} completions of {sent}")
     for c in done:
-        one = sent[c.id]
-        whole = one.expected.choices[c.choice]
+        one, cancelled = sent[c.id], c.finish_reason == "cancelled"
+        # Cancelled, a row may have the first half of a stop string.
+        whole = (one.expected.unstopped if cancelled else one.expected.choices)[c.choice]
+        count = len(c.tokens) if cancelled else len(whole.tokens) - one.skip
         got = (c.tokens, c.logprobs, c.margins, c.max_drift, c.top_logprobs)
-        n = (
-            len(c.tokens)
-            if c.finish_reason == "cancelled" and one.cancelled
-            else len(whole.tokens) - one.skip
-        )
         due = (whole.tokens, whole.logprobs, whole.margins, whole.max_drift, whole.top_logprobs)
-        if got != tuple(part[one.skip :][:n] for part in due):
+        if got != tuple(part[one.skip :][:count] for part in due):
             wrong.append(f"{whole.id} as {one}: {got}, not {due}")
-        elif not one.cancelled and c.finish_reason != whole.finish_reason:
+        elif cancelled and not one.cancelled or not cancelled and c.finish_reason != whole.finish_reason:
             wrong.append(f"{whole.id} ended by {c.finish_reason}, not {whole.finish_reason}")
     return wrong
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 from tqdm.auto import tqdm
 
-from . import backend, cohorts, planning, policies, requests, transfer
+from . import backend, planning, policies, requests, transfer
 from .forward import PackedForward, Span, build
 from .forward.prefix import PrefixCache
 from .live import Live, alternatives
@@ -33,8 +33,6 @@ from .sampling import Drawn
 from .stops import Watch
 from .trace import Trace
 from .waiting import Waiting
-
-PLANNERS = cohorts.STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -86,26 +84,12 @@ class Engine:
         prefix_cache: int = 0,
         pipeline: bool | None = None,
     ):
-        if max_rows < 1:
-            raise ValueError(f"max_rows={max_rows}: must be at least 1; the rows in the batch at one time")
-        if token_budget < 0:
-            raise ValueError(f"token_budget={token_budget}: must be at least 0; 0 is no cap")
-        if planner is not None and planner not in PLANNERS:
-            raise ValueError(f"planner={planner!r}: must be one of {', '.join(PLANNERS)}")
+        planning.check(planner, max_rows, token_budget)
         self.model = model
         self.policy = policies.get(policy)
         self.prefixes = PrefixCache(prefix_cache)
         self.forward, self.invariant = build(model, forward, invariant)
-        packed = self.forward.name == "packed"
-        self.planner = planner or ("packed" if packed else "runs")
-        for name, value, fix in (
-            ("planner", self.planner == "packed" and self.planner, 'use planner="runs" or "by-length"'),
-            ("prefix_cache", prefix_cache, "leave it at 0"),
-        ):
-            if value and not packed:
-                raise ValueError(
-                    f'{name}={value!r} with forward="{self.forward.name}": needs forward="packed"; {fix}'
-                )
+        self.planner = planning.planner_for(self.forward, planner, prefix_cache)
         self.max_rows, self.token_budget = max_rows, token_budget
         pipeline = not backend.on_cpu() if pipeline is None else pipeline
         self.pipeline = pipeline and self.planner == "packed" and not self.policy.shares
@@ -377,7 +361,7 @@ class Engine:
             if bad[i]:
                 self._finish(row, "error", error=row.error(drawn.errors.get(i)))
                 continue
-            self._event(row, phase, "draw", row.seed, len(row.tokens), token)
+            self._event(row, phase, "draw", seed=row.seed, position=len(row.tokens), token=token)
             row.take(token, *rest)
             if token in self.model.eos_ids:
                 row.tokens.pop()
@@ -421,31 +405,10 @@ class Engine:
 
     # Trace
 
-    def _event(
-        self,
-        row: Live,
-        phase: str,
-        event: str,
-        seed: int | None = None,
-        position: int | None = None,
-        token: int | None = None,
-        shape: str = "",
-    ) -> None:
-        state = policies.generator_state() if self.policy.shares and event in ("seed", "draw") else ""
-        self.trace.add(
-            self.time,
-            phase,
-            event,
-            row.id,
-            row.choice,
-            row.cohort,
-            row.kind,
-            seed,
-            position,
-            token,
-            shape,
-            state,
-        )
+    def _event(self, row: Live, phase: str, event: str, **what: Any) -> None:
+        if self.policy.shares and event in ("seed", "draw"):
+            what["state"] = policies.generator_state()
+        self.trace.add(self.time, phase, event, row.id, row.choice, row.cohort, row.kind, **what)
 
     def _event_of_forward(self, rows: Sequence[Live], spans: Sequence[Span]) -> None:
         phase = "decode" if all(row.drawn for row in rows) else "forward"
@@ -491,7 +454,12 @@ def generate(
         try:
             engine.submit(request)
         except ValueError as error:
-            how = {"seed": request.seed, "policy": policy, "forward": forward, "error": str(error)}
+            how: dict[str, Any] = {
+                "seed": request.seed,
+                "policy": policy,
+                "forward": forward,
+                "error": str(error),
+            }
             choices = range(request.n)
             refused[i] = [Completion(id=request.id, choice=c, finish_reason="error", **how) for c in choices]
     done = engine.run(progress=progress)

@@ -88,3 +88,25 @@ def whole(
     if decoding:
         works.append(Work("decode", decoding, [1] * len(decoding)))
     return works
+
+
+def check(planner: str | None, max_rows: int, token_budget: int) -> None:
+    """Refuse settings that no engine can have."""
+    if max_rows < 1:
+        raise ValueError(f"max_rows={max_rows}: must be at least 1; the rows in the batch at one time")
+    if token_budget < 0:
+        raise ValueError(f"token_budget={token_budget}: must be at least 0; 0 is no cap")
+    if planner is not None and planner not in cohorts.STRATEGIES:
+        raise ValueError(f"planner={planner!r}: must be one of {', '.join(cohorts.STRATEGIES)}")
+
+
+def planner_for(forward: Forward, planner: str | None, prefix_cache: int) -> str:
+    """The planner asked for, or the forward's own; what only the packed forward can is refused elsewhere."""
+    if forward.name == "packed":
+        return planner or "packed"
+    needs = f'with forward="{forward.name}": needs forward="packed"'
+    if planner == "packed":
+        raise ValueError(f'planner="packed" {needs}; use planner="runs" or "by-length"')
+    if prefix_cache:
+        raise ValueError(f"prefix_cache={prefix_cache} {needs}; leave it at 0")
+    return planner or "runs"
