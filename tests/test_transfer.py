@@ -133,6 +133,9 @@ def test_what_is_no_exported_row_is_refused_with_one_line(tiny, tmp_path):
     assert refusal(made, tmp_path / "text").startswith("FILE: is not an exported row: ")
     mx.save_safetensors(str(tmp_path / "weights.safetensors"), {"a": mx.zeros((2,))})
     assert refusal(made, tmp_path / "weights.safetensors").startswith("FILE: is not an exported row: ")
+    for about in ("[1]", '{"format": 1}', '{"format": 1, "model": [], "shapes": {}}'):
+        mx.save_safetensors(str(tmp_path / "odd.safetensors"), {"a": mx.zeros((2,))}, {"row": about})
+        assert refusal(made, tmp_path / "odd.safetensors").startswith("FILE: is not an exported row: ")
     begun(tiny, request(), 3).export_row("a", tmp_path / "row")
     whole = (tmp_path / "row").read_bytes()
     for size in (10, len(whole) // 2, len(whole) - 5):

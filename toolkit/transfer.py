@@ -15,6 +15,7 @@ import tempfile
 import weakref
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -95,6 +96,18 @@ def read(path: str | Path, model: Model, forward: Forward, policy: Policy) -> Li
     except (RuntimeError, OSError, KeyError, ValueError, TypeError) as error:
         why = "no such file" if not Path(path).exists() else str(error).splitlines()[0][:80]
         raise ValueError(f"{path}: is not an exported row: {why}") from None
+    try:
+        _same_engine(path, version, about, model, packed)
+        row = _row(path, about)
+        if row.kept:
+            row.pairs = [(arrays[f"k{i}"], arrays[f"v{i}"]) for i in range(len(arrays) // 2)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: is not an exported row: {type(error).__name__}: {error}") from None
+    return row
+
+
+def _same_engine(path: str | Path, version: int, about: Any, model: Model, packed: PackedForward) -> None:
+    """Refuse a row that was made with something else."""
     ours = {
         "format": (version, FORMAT),
         "stream": (about.get("stream"), noise.STREAM),
@@ -107,6 +120,9 @@ def read(path: str | Path, model: Model, forward: Forward, policy: Policy) -> Li
             if name == "model":
                 theirs, mine = f"{about['model']['name']} ({theirs[:8]})", f"{model.name} ({mine[:8]})"
             raise ValueError(f"{path}: {name}={theirs}: must be this engine's, {mine}")
+
+
+def _row(path: str | Path, about: Any) -> Live:
     state = about["row"]
     row = Live(
         Request.from_json(about["request"], str(path)),
@@ -122,8 +138,6 @@ def read(path: str | Path, model: Model, forward: Forward, policy: Policy) -> Li
     for name in _FLOATS:
         setattr(row, name, [math.nan if v is None else v for v in about["drawn"][name]])
     row.top = [tuple((token, logprob) for token, logprob in step) for step in about["top"]]
-    if row.kept:
-        row.pairs = [(arrays[f"k{i}"], arrays[f"v{i}"]) for i in range(len(arrays) // 2)]
     return row
 
 
