@@ -149,7 +149,7 @@ def play(rng: random.Random, engine: tk.Engine, known: list[Expected], path) -> 
         due = (whole.tokens, whole.logprobs, whole.margins, whole.max_drift, whole.top_logprobs)
         if got != tuple(part[one.skip :][:count] for part in due):
             wrong.append(f"{whole.id} as {one}: {got}, not {due}")
-        elif cancelled and not one.cancelled or not cancelled and c.finish_reason != whole.finish_reason:
+        elif (cancelled and not one.cancelled) or (not cancelled and c.finish_reason != whole.finish_reason):
             wrong.append(f"{whole.id} ended by {c.finish_reason}, not {whole.finish_reason}")
     return wrong
 
