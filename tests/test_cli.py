@@ -532,6 +532,13 @@ def test_drift_is_zero_where_it_is_promised_and_is_written_as_a_table_and_a_pict
 
 
 @pytest.mark.parametrize("command", ["seeds", "matrix", "drift"])
+def test_what_the_model_cannot_take_is_told_by_file_and_line(cli, file, command):
+    status, out, err = cli(command, file(*TWO, {"tokens": []}), "--model", "tiny")
+    assert (status, out) == (2, "")
+    assert 'requests.jsonl:3: tokens=() for request "r2": has no tokens' in complaint(err)
+
+
+@pytest.mark.parametrize("command", ["seeds", "matrix", "drift"])
 def test_a_row_that_is_not_there_is_refused_before_a_model_is_loaded(cli, file, command):
     asked = [("--row", "zz")] + [("--sibling", "zz")] * (command == "matrix")
     for option, id in asked:

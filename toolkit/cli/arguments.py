@@ -82,6 +82,15 @@ def places(source: Source, given: Sequence[Request]) -> dict[str, str]:
     return dict(zip(ids, (where for where, _ in jsonl.read(source)), strict=True))
 
 
+def check(source: Source, given: Sequence[Request], model: Model) -> None:
+    """Refuse what the model can't take, by file and line, before it runs."""
+    for request in given:
+        try:
+            requests.check(request, model)
+        except ValueError as error:
+            raise ValueError(f"{places(source, given)[request.id]}: {error}") from None
+
+
 def open_model(name: str) -> Model:
     """Load a model; on standard error, what takes long and what was done to it."""
     from .. import backend, models

@@ -109,10 +109,12 @@ def drift(args: argparse.Namespace) -> int:
 
     output.check("--out", args.out, output.TABLES)
     output.check("--chart", args.chart, output.PICTURES)
-    requests = {r.id: r for r in named(arguments.read(Source(args.file)))}
+    source = Source(args.file)
+    requests = {r.id: r for r in named(arguments.read(source))}
     row = args.row or next(iter(requests))
     _among("--row", row, requests.values())
     model = open_model(args.model)
+    arguments.check(source, list(requests.values()), model)
     mine = requests.pop(row)
     company = standard(requests.values(), len(checked(mine, model))) if requests else None
     made = ask(model, mine, company, seeds=args.seeds, amplify=args.amplify, progress=sys.stderr.isatty())
@@ -139,6 +141,7 @@ def _study(args: argparse.Namespace, least: int, ask: Callable[..., Any], as_tex
     _among("--row", args.row, requests)
     _among("--sibling", getattr(args, "sibling", None), requests)
     model = open_model(args.model)
+    arguments.check(source, requests, model)
     how = {"forward": args.forward, "planner": args.planner, "invariant": args.invariant}
     # Policies don't change the logits, but isolate changes who runs with whom.
     batches = {alone: prefill(model, requests, policy="isolate" if alone else "keyed", **how)
