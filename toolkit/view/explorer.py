@@ -67,7 +67,7 @@ class Explorer:
 
     def show(self) -> str:
         """Read the controls, compute, and `draw`; runs on the explorers' thread. Return the words."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define show()")
 
     def draw(self, kind: Any, chart: Callable[[], Chart], data: dict[str, Records], alt: str) -> None:
         """Show data in a chart that is built once for each kind of picture.
