@@ -13,7 +13,7 @@ LAB := $(VENV)/.lab-$(ACCEL)
 DEV := $(VENV)/.dev-$(ACCEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint unit nbval invariance notebooks clean
+.PHONY: help demo lab test lint unit nbval invariance notebooks site clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ invariance: $(DEV)  ## 32 requests in every way that must give the same bits; a 
 
 notebooks: $(DEV)  ## run the notebooks in fresh kernels and store their outputs (NB= for one)
 	$(BIN)/python scripts/refresh_notebooks.py $(filter %.ipynb,$(NB))
+
+site: $(DEV)  ## the course as pages to read offline, in _site/
+	$(BIN)/python scripts/build_site.py
 
 clean:  ## remove the environment; fetched models stay in the user's cache
 	rm -rf $(VENV)
