@@ -135,7 +135,7 @@ def output_of(output: NotebookNode) -> str:
     data = output.get("data", {"text/plain": output.get("text", "")})
     text = data.get("text/plain", "")
     if "image/png" in data:
-        words = html.escape(text.strip())
+        words = html.escape(re.sub(r"^\w+Explorer: ", "", text.strip()))
         source = f"data:image/png;base64,{data['image/png'].strip()}"
         inner = f'<img alt="{words}" src="{source}"><p class="caption">{words}</p>'
     elif "<table" in data.get("text/html", ""):
