@@ -101,7 +101,7 @@ class Engine:
         self._flights: deque[_Flight] = deque()
         self._carry: mx.array | None = None  # the newest flight's tokens
         self._done: list[tuple[int, Completion]] = []  # with the request's place in the order of submission
-        self._handed: list[tuple[int, Completion]] = []  # those of the last step
+        self._places: list[int] = []  # in that order, of what the last step handed out
         self._submitted = self._cohorts = 0
 
     # From request to queue
@@ -199,8 +199,9 @@ class Engine:
         waits = self.pipeline and not any(row.looks_back for f in self._flights for row in f.rows)
         self._collect(before if waits else len(self._flights))
         self.time += 1
-        self._handed, self._done = self._done, []
-        return [completion for _, completion in self._handed]
+        done, self._done = self._done, []
+        self._places = [place for place, _ in done]
+        return [completion for _, completion in done]
 
     def run(self, progress: bool = False) -> Results:
         """Step until nothing is left.
@@ -224,8 +225,8 @@ class Engine:
                 while not self.idle:
                     if not self.running and not any(self.queue.arrived(self.time)):
                         self.time = max(self.time, self.queue.next_arrival or 0)  # nothing to wait for
-                    self.step()
-                    done += self._handed
+                    handed = self.step()
+                    done += zip(self._places, handed, strict=True)
                     if progress:
                         running = sum(len(row.logprobs) for row in self.running.values())
                         bar.n = sum(len(c.tokens) for _, c in done) + running
@@ -237,7 +238,6 @@ class Engine:
                     self.cancel(id)
                 done += self._done
                 self._done = []
-        self._handed = []
         return Results(c for _, c in sorted(done, key=lambda pair: (pair[0], pair[1].choice)))
 
     # Planning

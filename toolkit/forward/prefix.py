@@ -16,7 +16,7 @@ import mlx.core as mx
 Pairs = list[tuple[mx.array, mx.array]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Node:
     children: dict[int, _Node] = field(default_factory=dict)
     entry: tuple[int, ...] | None = None
@@ -50,7 +50,7 @@ class PrefixCache:
         length : int
             0 if nothing is kept that begins so.
         pairs : list of (keys, values)
-            `[heads, at least length, dim]` each, one a layer.
+            `[at least length, heads, dim]` each, one a layer.
         """
         node, length = self._root, 0
         while length < min(most, len(tokens)) and tokens[length] in node.children:
