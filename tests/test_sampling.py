@@ -157,6 +157,21 @@ def test_top_alternatives_are_those_of_the_chain(library):
     assert draw_keyed(logits, seeded([ask()] * 3)).top is None
 
 
+def test_my_alternatives_do_not_depend_on_my_siblings(library):
+    logits = np.random.default_rng(1).normal(size=(5, 600)).astype(np.float32)
+    logits[1, 7], logits[3] = np.nan, np.round(logits[3])  # a bad row; one full of ties
+    requests = [ask(logprobs=2), ask(logprobs=9), ask(), ask(logprobs=5, top_p=0.4), ask(logprobs=600)]
+    ids, logprobs = draw_keyed(mx.array(logits), seeded(requests)).top
+    for row in (0, 3, 4):
+        n, own = requests[row].logprobs, mx.array(logits[row : row + 1])
+        mine = draw_keyed(own, seeded([requests[row]])).top
+        assert ids[row, :n].tolist() == mine[0][0].tolist()
+        assert logprobs[row, :n].tolist() == mine[1][0].tolist()
+        assert ids[row, n:].tolist() == [-1] * (600 - n)
+    ranked = np.argsort(-logits[3], kind="stable")
+    assert ids[3, :5].tolist() == ranked[:5].tolist()  # of equal ones the lower id comes first
+
+
 @pytest.mark.parametrize("how", [{"top_k": 1}, {"top_p": 0.5}, {"typical_p": 0.1}, {"xtc_probability": 1}])
 def test_a_greedy_token_is_the_best_of_its_alternatives_whatever_the_filters(library, how):
     greedy = {"temperature": 0, "logprobs": 2, **how}

@@ -16,6 +16,7 @@ from . import rows as rows_
 from .adjust import adjust
 from .drift import from_margin
 from .filters import Settings
+from .ranking import rank
 from .rows import Drawn, columns, host
 
 
@@ -219,10 +220,26 @@ class Step:
         asked = np.array([r.logprobs for r in self.sampler.requests])
         if not asked.any():
             return None
-        scores = mx.array(self.scores(greedy=False))
-        logprobs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
         count = min(int(asked.max()), self.vocab)
-        ids = mx.argsort(-logprobs, axis=-1)[:, :count].astype(mx.int32)
-        values = mx.take_along_axis(logprobs, ids, axis=-1)
+        if self.xp is np:
+            ids, values = self._top_host(asked > 0, count)
+        else:
+            scores = self.scores(greedy=False)
+            logprobs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+            ids = mx.argsort(-logprobs, axis=-1)[:, :count].astype(mx.int32)
+            values = mx.take_along_axis(logprobs, ids, axis=-1)
         shown = (mx.arange(count)[None] < mx.array(asked)[:, None]) & (values > -mx.inf)
         return mx.where(shown, ids, -1), mx.where(shown, values, -mx.inf)
+
+    def _top_host(self, asked: np.ndarray, count: int) -> tuple[mx.array, mx.array]:
+        # Ranked lists, and only for rows that ask: sorting every row's vocabulary costs more than the draw.
+        ids = np.zeros((len(asked), count), np.int32)
+        values = np.full((len(asked), count), -np.inf, np.float32)
+        asked = asked & ~self.bad
+        if asked.any():
+            scores = self.scores(greedy=False)[asked]
+            shifted = scores - scores.max(axis=-1, keepdims=True)
+            lists = rank(shifted, count)
+            ids[asked] = lists.ids
+            values[asked] = lists.z - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+        return mx.array(ids), mx.array(values)
