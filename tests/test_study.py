@@ -144,6 +144,25 @@ def test_what_cannot_be_asked_is_refused_by_name(tiny):
         tk.first_tokens(tiny, [A, C], row="a", seeds=SEEDS, prefilled=prefill(tiny, [A, B]))
 
 
+def test_an_id_with_markup_is_shown_as_it_is(tiny):
+    batch = [A.replace(id="<i>a"), B]
+    how = {"row": "<i>a", "seeds": range(2)}
+    for made in (
+        tk.first_tokens(tiny, batch, **how),
+        tk.seed_matrix(tiny, batch, sibling="b", sibling_seeds=[1], **how),
+    ):
+        assert "&lt;i&gt;a" in made._repr_html_() and "<i>" not in made._repr_html_()
+
+
+def test_a_stop_string_among_resumed_tokens_does_not_keep_a_row_from_its_forward(tiny):
+    plain = A.replace(generated=[104, 105], stop=[])
+    tokens = [
+        tk.first_tokens(tiny, [one, B], row="a", seeds=SEEDS).to_frame()["token"].tolist()
+        for one in (plain, plain.replace(stop=["hi"]))
+    ]
+    assert tokens[0] == tokens[1]
+
+
 def test_results_draw_their_pictures(tiny):
     assert "Every" in repr(matrix(tiny, "keyed"))
     for made in (matrix(tiny, "keyed"), tk.first_tokens(tiny, [A, B], row="a", seeds=SEEDS)):

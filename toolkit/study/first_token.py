@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ class FirstTokens:
         return f'FirstTokens(row "{self.row}", {self.policy}: {many})'
 
     def _repr_html_(self) -> str:
-        return f"<p>{self!r}</p>" + str(self.counts().head(20)._repr_html_())
+        return f"<p>{html.escape(repr(self), quote=False)}</p>" + str(self.counts().head(20)._repr_html_())
 
 
 def first_tokens(

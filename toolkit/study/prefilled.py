@@ -157,7 +157,8 @@ def prefill(
     recording = engine.policy = _Recording(policies.get(policy))
     for request in batch:
         seed = 0 if request.seed is None else request.seed
-        engine.submit(request.replace(max_tokens=len(request.generated) + 1, n=1, seed=seed))
+        # Without stop strings: one among the resumed tokens would end the row before its forward.
+        engine.submit(request.replace(max_tokens=len(request.generated) + 1, n=1, seed=seed, stop=()))
     done = engine.run()
     mx.eval(recording.logits)
     ordered = sorted(done, key=lambda c: (c.cohort, c.cohort_index))

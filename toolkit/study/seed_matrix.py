@@ -5,6 +5,7 @@ Under `global` every *column* is constant (the sibling, seeded last, decides); u
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,8 @@ class SeedMatrix:
         return f"SeedMatrix({self.policy}: {self.reading})"
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{self.policy}</b>: {self.reading}</p>" + str(self.table()._repr_html_())
+        reading = html.escape(self.reading, quote=False)
+        return f"<p><b>{self.policy}</b>: {reading}</p>" + str(self.table()._repr_html_())
 
 
 def seed_matrix(
