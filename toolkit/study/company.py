@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .. import policies
 from ..engine import Engine
 from ..models import Model
 from ..requests import Request, named
@@ -31,7 +32,9 @@ class Company:
     model : Model
     requests : sequence of Request
         Who may come. Nobody is there to begin with.
-    policy, forward : str
+    policy : str
+    forward : str, optional
+        Default: "packed"; under a policy that shares a generator "padded", as in the engines that have one.
 
     Attributes
     ----------
@@ -41,9 +44,10 @@ class Company:
     """
 
     def __init__(
-        self, model: Model, requests: Sequence[Request], policy: str = "keyed", forward: str = "packed"
+        self, model: Model, requests: Sequence[Request], policy: str = "keyed", forward: str | None = None
     ):
         self.requests = {r.id: r for r in named(requests)}
+        forward = forward or ("padded" if policies.get(policy).shares else "packed")
         self.engine = Engine(model, policy, forward, pipeline=False)
         self.status = dict.fromkeys(self.requests, "away")
         self._actions: list[tuple[int, str, str]] = []
@@ -136,7 +140,9 @@ class Company:
         return f"<p>{self!r}</p>"
 
 
-def alone(model: Model, request: Request, policy: str = "keyed", forward: str = "packed") -> tuple[int, ...]:
+def alone(
+    model: Model, request: Request, policy: str = "keyed", forward: str | None = None
+) -> tuple[int, ...]:
     """What a row draws with nobody else there: its tokens, an end of sequence included."""
     company = Company(model, [request], policy, forward)
     (row,) = company.requests

@@ -163,5 +163,6 @@ class ChainExplorer(Explorer):
         if len(near) > 1:
             nearest = near.loc[near["max_drift"].idxmin()]
             word = labels([0], [nearest["text"]])[0]
-            words += f" Nearest to another token: seed {nearest['seed']}, “{word}”, by {nearest['max_drift']:.1g} in its logits."
+            words += f" Nearest to another token: seed {nearest['seed']}, “{word}”,"
+            words += f" by {nearest['max_drift']:.1g} in its logits."
         return words
