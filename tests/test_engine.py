@@ -376,3 +376,20 @@ def test_the_trace_is_a_table_with_a_short_repr(tiny):
     assert list(frame["index"]) == list(range(len(frame)))
     assert frame.loc[frame["event"] == "seed", "seed"].tolist() == [2**63 - 1]  # all of its bits
     assert frame["state"].str.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{8}|").all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_rows", 2.5), ("max_rows", True), ("max_rows", 0), ("max_rows", "3"), ("token_budget", 8.5),
+     ("token_budget", -1), ("prefix_cache", 1.5), ("pipeline", "no"), ("policy", ["keyed"]),
+     ("planner", "x")],
+)  # fmt: skip
+def test_a_setting_that_no_engine_can_have_is_refused_by_name(tiny, name, value):
+    with pytest.raises(ValueError, match=f"^{name}="):
+        tk.Engine(tiny, **{name: value})
+
+
+@pytest.mark.parametrize("batch", [tk.Request("x"), ["x"], "x"])
+def test_what_is_no_list_of_requests_is_refused_before_anything_runs(tiny, batch):
+    with pytest.raises(ValueError, match=r"^batch="):
+        tk.generate(tiny, batch)

@@ -84,7 +84,7 @@ class Engine:
         prefix_cache: int = 0,
         pipeline: bool | None = None,
     ):
-        planning.check(planner, max_rows, token_budget)
+        planning.check(planner, max_rows, token_budget, prefix_cache, pipeline)
         self.model = model
         self.policy = policies.get(policy)
         self.prefixes = PrefixCache(prefix_cache)
@@ -447,6 +447,8 @@ def generate(
         One Completion for each request and choice, in order. A request that the model can't take has
         `finish_reason="error"` and one line in `error`; the others run.
     """
+    if isinstance(batch, Request) or not all(isinstance(request, Request) for request in batch):
+        raise ValueError(f"batch={batch!r:.60}: must be a list of Request; a prompt alone is Request(prompt)")
     engine = Engine(model, policy, forward, planner, invariant, max_rows, token_budget, prefix_cache)
     refused: dict[int, list[Completion]] = {}
     batch = requests.named(batch)

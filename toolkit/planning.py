@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from . import cohorts
+from . import cohorts, strategies
 from .forward import Forward
 from .live import Live
 from .requests import PRIORITIES
@@ -90,12 +90,15 @@ def whole(
     return works
 
 
-def check(planner: str | None, max_rows: int, token_budget: int) -> None:
+def check(
+    planner: str | None, max_rows: int, token_budget: int, prefix_cache: int, pipeline: bool | None
+) -> None:
     """Refuse settings that no engine can have."""
-    if max_rows < 1:
-        raise ValueError(f"max_rows={max_rows}: must be at least 1; the rows in the batch at one time")
-    if token_budget < 0:
-        raise ValueError(f"token_budget={token_budget}: must be at least 0; 0 is no cap")
+    strategies.whole("max_rows", max_rows, 1, 2**31 - 1, "the rows in the batch at one time")
+    strategies.whole("token_budget", token_budget, 0, 2**31 - 1, "the tokens of a step; 0 is no cap")
+    strategies.whole("prefix_cache", prefix_cache, 0, 2**63 - 1, "bytes of prefixes to keep; 0 keeps none")
+    if pipeline not in (None, True, False):
+        raise ValueError(f"pipeline={pipeline!r}: must be True, False or None; None is True on a GPU")
     if planner is not None and planner not in cohorts.STRATEGIES:
         raise ValueError(f"planner={planner!r}: must be one of {', '.join(cohorts.STRATEGIES)}")
 

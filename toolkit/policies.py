@@ -124,7 +124,7 @@ class Keyed:
 def get(name: str) -> Policy:
     """The policy of that name."""
     known: dict[str, type[Policy]] = {p.name: p for p in (Global, Reseed, Isolate, Keyed)}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"policy={name!r}: must be one of {', '.join(POLICIES)}")
     return known[name]()
 

@@ -32,8 +32,6 @@ class PrefixCache:
     """
 
     def __init__(self, limit: int):
-        if limit < 0:
-            raise ValueError(f"prefix_cache={limit}: must be at least 0 bytes; 0 keeps no prefixes")
         self.limit = limit
         self.nbytes = 0
         self._root = _Node()
