@@ -103,7 +103,7 @@ class Runs:
             changed = self.flips._tokens(after) != tokens
         return Apart(np.abs(after - alone), reach, changed)
 
-    def seconds(self, ways: tuple[Way, ...], how: Composition, repeats: int = 3) -> list[float]:
+    def seconds(self, ways: tuple[Way, ...], how: Composition, repeats: int = 2) -> list[float]:
         """The best of some runs, taken in turns, for each way."""
         spent: list[list[float]] = [[] for _ in ways]
         for _ in range(repeats):
