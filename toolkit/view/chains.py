@@ -10,12 +10,12 @@ from .theme import BLUE, FONT, ORANGE, ROW, TEXT, VERMILLION, Chart, Records, fi
 
 GREY = "#9A9A9A"
 _RANK = alt.EncodingSortField(field="rank", op="min", order="ascending")
-_AXIS = alt.Axis(tickCount=4)
+_AXIS = alt.Axis(tickCount=3)
 THREAD = 0.01  # logits; a draw that a smaller error could change hangs by a thread
 _LEAST, _MOST = 1e-4, 20.0  # logits, ends of the strip of draws
 
 
-def stages(frame: pd.DataFrame, *, width: int = 120, title: str = "") -> Chart:
+def stages(frame: pd.DataFrame, *, width: int = 94, title: str = "") -> Chart:
     """A distribution after each filter: a panel each, what is excluded in grey at its last length.
 
     Parameters

@@ -98,7 +98,7 @@ class StreamExplorer(Explorer):
         options = {"row": row, "reference": reference, "rows": self.rows}
         data = company_data(frame, actions, **options)
         words = self._words(live, own)
-        last = max(12, data["lanes"][0]["last"])
+        last = max(12, data.pop("lanes")[0]["last"])  # what is left are the picture's own data
         self.draw(last, lambda: company(frame, actions, **options), data, words)
         return words
 
