@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from lab import Lab, Notebook, running
+from lab import ROOT, Lab, Notebook, running
 from playwright.sync_api import Browser, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -38,3 +38,19 @@ def opened(lab: Lab, chromium: Browser) -> Iterator[Callable[..., Notebook]]:
     context = chromium.new_context()
     yield lambda name, **size: Notebook(context, lab, name, **size)
     context.close()
+
+
+@pytest.fixture
+def read(lab: Lab, opened: Callable[..., Notebook]) -> Callable[[str], Notebook]:
+    """Open a notebook, run all of it, and hold it to what every notebook must do."""
+
+    def run(name: str) -> Notebook:
+        lab.add(ROOT / "notebooks" / f"{name}.ipynb")
+        page = opened(f"{name}.ipynb")
+        spent = page.run_all()
+        print(f"\n{name}: ran in {spent:.1f} s")
+        assert page.errors() == []
+        assert page.strays == []
+        return page
+
+    return run

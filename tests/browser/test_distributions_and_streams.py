@@ -2,9 +2,8 @@
 
 import pytest
 from lab import Live, Notebook
-from test_notebooks import CACHED, FRESH, changed, drag, looked_at, read, timed
+from steps import CACHED, FRESH, changed, drag, looked_at, timed
 
-__all__ = ["read"]  # the fixture
 pytestmark = pytest.mark.real
 LONG = 15_000  # milliseconds, for the first 10,000 seeds without filters
 

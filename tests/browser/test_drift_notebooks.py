@@ -1,8 +1,9 @@
 """The notebooks on drift and batch invariance as their reader meets them: each control moved and read."""
 
-from test_notebooks import CACHED, FRESH, changed, drag, looked_at, pytestmark, read, timed
+import pytest
+from steps import CACHED, FRESH, changed, drag, looked_at, timed
 
-__all__ = ["pytestmark", "read"]
+pytestmark = pytest.mark.real
 
 
 def test_forward_drift(read):
