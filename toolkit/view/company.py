@@ -26,6 +26,7 @@ def company(
     row: str = "",
     reference: pd.DataFrame | None = None,
     rows: list[str] | None = None,
+    steps: int = 9,
     title: str = "",
 ) -> Chart:
     """Rows down, steps along; a cell is a token that a row drew, over the tokens computed for it.
@@ -43,11 +44,13 @@ def company(
         thick frame and "≠".
     rows : list of str, optional
         Lanes, in order; default: as they come.
+    steps : int
+        At least so many steps wide; of more than 12, the last 12 are shown.
     """
     data = company_data(frame, actions, row=row, reference=reference, rows=rows)
     lanes, last = data["lanes"][0]["order"], data["lanes"][0]["last"]
     first = max(0, last - _SHOWN)
-    steps = max(_SHOWN, last) - first
+    steps = max(steps, last - first)
     x = alt.X(
         "first:Q", title="engine step", scale=alt.Scale(domain=[first, first + steps], nice=False),
         axis=alt.Axis(tickMinStep=1, format="d", tickCount=steps),

@@ -95,11 +95,15 @@ class StreamExplorer(Explorer):
             "index": range(len(own)), "token": own, "text": [self.model.token_text(t) for t in own],
         })  # fmt: skip
         frame, actions = live.to_frame(), live.actions()
-        options = {"row": row, "reference": reference, "rows": self.rows}
-        data = company_data(frame, actions, **options)
+        data = company_data(frame, actions, row=row, reference=reference, rows=self.rows)
         words = self._words(live, own)
         last = max(12, data.pop("lanes")[0]["last"])  # what is left are the picture's own data
-        self.draw(last, lambda: company(frame, actions, **options), data, words)
+        self.draw(
+            last,
+            partial(company, frame, actions, row=row, reference=reference, rows=self.rows, steps=12),
+            data,
+            words,
+        )
         return words
 
     def chart(self) -> Chart:
