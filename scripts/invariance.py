@@ -50,6 +50,7 @@ def main() -> int:
         for name, way in {**known, **controls}.items():
             bar.set_description(name)
             table.append((name, *ways.differing(way(engines, batch, expected), expected)))
+            bar.write("{}: {} rows, {} differ in tokens, {} in logprobs".format(*table[-1]), file=sys.stderr)
             bar.update()
     columns = ["way", "rows compared", "tokens differ", "logprobs differ"]
     frame = pd.DataFrame(table, columns=columns).set_index("way")
