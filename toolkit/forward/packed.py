@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -150,16 +151,8 @@ class PackedForward:
 
     def caches(self, step: Any) -> list[Any]:
         """What the model's layers see in place of their caches, for one step."""
-        positions = iter(range(1 << 30))
-
-        def build(cache: Any) -> Any:
-            if isinstance(cache, mlx_cache.CacheList):
-                return tuple(build(c) for c in cache.caches)
-            if type(cache) not in _KEYED or getattr(cache, "keep", False):
-                raise Unpackable(f"it keeps {type(cache).__name__}, not each token's keys and values")
-            return LayerCache(step, next(positions), getattr(cache, "max_size", None))
-
-        return [build(c) for c in mlx_cache.make_prompt_cache(self.model.module)]
+        places = count()
+        return [_layer_cache(cache, step, places) for cache in mlx_cache.make_prompt_cache(self.model.module)]
 
     def _discover(self) -> tuple[dict[int, Geometry], dict[int, int]]:
         """Each layer's cache geometry and query heads, from a forward that is traced and never computed."""
@@ -241,10 +234,20 @@ class PackedForward:
         pick = [
             first + span.count - 1 for span, first in zip(spans, layout.first, strict=True) if span.sample
         ]
-        count = len(pick)
-        pick += pick[-1:] * (round_up(count, self.shapes.head) - count)
+        wanted = len(pick)
+        pick += pick[-1:] * (round_up(wanted, self.shapes.head) - wanted)
         arrays["pick"] = np.array(pick or [0], np.int32)
-        return layout.groups, arrays, count
+        return layout.groups, arrays, wanted
+
+
+# A function of the module: a closure that calls itself would keep its step, slabs and all, until the garbage
+# collector runs.
+def _layer_cache(cache: Any, step: Any, places: Iterator[int]) -> Any:
+    if isinstance(cache, mlx_cache.CacheList):
+        return tuple(_layer_cache(part, step, places) for part in cache.caches)
+    if type(cache) not in _KEYED or getattr(cache, "keep", False):
+        raise Unpackable(f"it keeps {type(cache).__name__}, not each token's keys and values")
+    return LayerCache(step, next(places), getattr(cache, "max_size", None))
 
 
 def _leaves(caches: Any) -> Iterator[LayerCache]:
