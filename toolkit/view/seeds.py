@@ -112,6 +112,7 @@ def _counted(exact: Records, tokens: Iterable[int]) -> Records:
             "p": line["p"],
             "count": count.get(line["token"], 0),
             "share": round(count.get(line["token"], 0) / total, 3),
+            "end": max(round(count.get(line["token"], 0) / total, 3), line["p"]),  # of bar and tick
         }
         for line in exact
     ]
@@ -125,7 +126,7 @@ def _drawn(policy: str, lines: Records, width: int) -> Chart:
     possible = base.transform_filter("datum.p > 0")
     ticks = possible.mark_tick(aria=False, color=BLUE, thickness=2, height=ROW - 3, opacity=1).encode(x="p:Q")
     seen = base.transform_filter("datum.count > 0")
-    words = seen.mark_text(aria=False, align="left", dx=5, color=TEXT).encode(x=x, text="count:Q")
+    words = seen.mark_text(aria=False, align="left", dx=5, color=TEXT).encode(x="end:Q", text="count:Q")
     return alt.layer(bars, ticks, words).properties(width=width, height=ROW * len(lines), title=policy)
 
 
