@@ -1,5 +1,8 @@
 """Models that many tests share, loaded when first asked for. `toolkit` comes first: it binds the BLAS."""
 
+import os
+import sys
+
 import pytest
 
 import toolkit as tk
@@ -21,3 +24,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "smollm2" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[_STATUS] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave at once: MLX may abort a process whose threads have computed, at its exit."""
+    if _STATUS in config.stash:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(config.stash[_STATUS])
+
+
+_STATUS = pytest.StashKey[int]()

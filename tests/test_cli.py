@@ -309,6 +309,23 @@ def test_a_run_that_is_stopped_leaves_the_old_output_and_nothing_else(file, tmp_
         assert complaint(err) == "interrupted; nothing was written"
 
 
+def test_an_interrupt_behind_another_error_is_an_interrupt(monkeypatch, file, capsys):
+    import toolkit.engine
+
+    def struck(*_, **__):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("half way") from None
+
+    monkeypatch.setattr(toolkit.engine, "generate", struck)
+    assert main(["generate", str(file(LONG)), "--model", "tiny"]) == 130
+    assert capsys.readouterr().err == "toolkit: interrupted; nothing was written\n"
+    monkeypatch.setattr(toolkit.engine, "generate", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["generate", str(file(LONG)), "--model", "tiny"])
+
+
 def test_a_process_killed_while_it_writes_leaves_the_old_output(file, tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text("old")

@@ -157,7 +157,9 @@ def _watch(process: subprocess.Popen[bytes], staging: Path, entry: Entry, progre
               disable=not progress, leave=False) as bar:  # fmt: skip
         while process.poll() is None:
             # The largest file: pip holds the wheel twice while it moves it.
-            sizes = [_size(p) for p in staging.rglob("*") if p.suffix == ".whl"]
+            # walk() goes on where pip removes a directory meanwhile.
+            files = (Path(at) / name for at, _, names in os.walk(staging) for name in names)
+            sizes = [_size(file) for file in files if file.suffix == ".whl"]
             bar.update(min(max(sizes, default=0), entry.wheel_size) - bar.n)
             try:
                 process.wait(0.1)

@@ -45,8 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough. Python flushes once more at exit: give it a place.
         _drop_output()
         return 141
-    except (ValueError, OSError) as error:
-        if os.environ.get("TOOLKIT_TRACEBACK"):
+    except Exception as error:
+        if _interrupted(error):
+            say("interrupted; nothing was written")
+            return 130
+        if os.environ.get("TOOLKIT_TRACEBACK") or not isinstance(error, ValueError | OSError):
             raise
         say(_message(error))
         if isinstance(error, OSError):
@@ -64,6 +67,13 @@ def _run(argv: Sequence[str] | None) -> int:
     module, _, function = args.command.partition(":")
     command: Callable[[argparse.Namespace], int] = getattr(import_module(f".{module}", __name__), function)
     return command(args)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether an interrupt lies behind an error: it may strike in the middle of anything."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _message(error: ValueError | OSError) -> str:
