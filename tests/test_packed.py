@@ -21,6 +21,7 @@ from toolkit.forward.spans import Span
 SHAPES = Shapes(8, 8, 4, 128)
 LENGTHS = (12, 3, 40, 7, 131, 5)
 STEPS = 3
+LLAMA = [(llama.__name__, ATTENTION)]
 
 needs_mkl = pytest.mark.skipif(backend.info().blas != "mkl", reason="these shapes were measured with MKL")
 
@@ -226,7 +227,7 @@ def test_two_models_run_in_two_threads_and_mlx_lm_in_a_third() -> None:
 def test_within_a_step_other_threads_keep_their_own_attention(tiny: tk.Model) -> None:
     prompt = mx.array([[1, 2, 3, 4]])
     own, seen = np.array(tiny.module(prompt)), []
-    with attached([llama.__name__]):
+    with attached(LLAMA):
         assert vars(llama)[ATTENTION] is not base.scaled_dot_product_attention
         with pytest.raises(TypeError, match="no cache keeps"):
             tiny.module(prompt)  # in this thread, a forward without the step's caches is a mistake
@@ -256,7 +257,7 @@ def test_what_another_library_put_in_place_comes_back(monkeypatch) -> None:
         return base.scaled_dot_product_attention(*args, **kwargs)
 
     monkeypatch.setattr(llama, ATTENTION, theirs)
-    with attached([llama.__name__]), attached([llama.__name__]):
+    with attached(LLAMA), attached(LLAMA):
         pass
     assert vars(llama)[ATTENTION] is theirs
 
@@ -272,13 +273,13 @@ def test_the_callers_model_is_not_touched(tiny: tk.Model) -> None:
 
 def content(seed: int, length: int) -> list[tuple[mx.array, mx.array]]:
     rng = np.random.default_rng(seed)
-    shapes = [(length, 2, 4), (length, 2, 4)], [(length, 1, 6), (length, 1, 3)]
+    shapes = [(2, length, 4), (2, length, 4)], [(1, length, 6), (1, length, 3)]
     return [tuple(mx.array(rng.standard_normal(s).astype(np.float32)) for s in pair) for pair in shapes]
 
 
-def store() -> KVStore:
+def store(split: bool = True) -> KVStore:
     geometry = [Geometry(2, 4, 2, 4, mx.float32), Geometry(1, 6, 1, 3, mx.float32)]
-    return KVStore(geometry, bucket=8)
+    return KVStore(geometry, bucket=8, least=8, split=split)
 
 
 def holds(kv: KVStore, row: str, pairs: list[tuple[mx.array, mx.array]]) -> bool:
@@ -290,8 +291,9 @@ def holds(kv: KVStore, row: str, pairs: list[tuple[mx.array, mx.array]]) -> bool
     )
 
 
-def test_rows_keep_their_content_while_others_come_go_and_move() -> None:
-    kv, kept = store(), {}
+@pytest.mark.parametrize("split", [True, False])
+def test_rows_keep_their_content_while_others_come_go_and_move(split: bool) -> None:
+    kv, kept = store(split), {}
     for i in range(11):  # grows the slab of 8 several times
         kept[f"r{i}"] = content(i, 5)
         kv.write(f"r{i}", kept[f"r{i}"], 5)

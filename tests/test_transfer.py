@@ -188,6 +188,6 @@ def test_the_file_is_safetensors_with_readable_json(tiny, tmp_path):
     assert len(about["drawn"]["logprobs"]) == 3
     length = about["row"]["kept"]
     assert {name: a.shape for name, a in arrays.items()} == {
-        f"{kind}{layer}": (length, 2, 16) for kind in "kv" for layer in (0, 1)
+        f"{kind}{layer}": (2, length, 16) for kind in "kv" for layer in (0, 1)
     }
     assert backend.info().blas not in json.dumps(about)  # nothing of the machine

@@ -28,7 +28,7 @@ from .models import Model
 from .policies import Policy
 from .requests import Request
 
-FORMAT = 1
+FORMAT = 2
 _PLAIN = (
     "id",
     "choice",

@@ -3,7 +3,8 @@
 A packed step feeds a model `[T, 1]` tokens, each a batch row of its own. Everything token-wise then works as
 it is. Two things are not token-wise, and both are reached through the cache list that every mlx-lm model
 hands down: attention (each layer's cache object attends for it) and the output head (only the tokens
-that a step samples from go through). Nothing here computes; `packed` does.
+that a step samples from go through). Nothing here computes; `packed` does. On a CPU the
+layers' gate, `swiglu`, is replaced by one with a faster exponential.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models import activations
 
-ATTENTION = "scaled_dot_product_attention"
+from . import fast
+
+Name = tuple[str, str]
+"""A function by the names of its module and its own."""
+
+ATTENTION, GATE = "scaled_dot_product_attention", "swiglu"
 _lock = threading.RLock()
-_users: dict[str, int] = {}
-_originals: dict[str, Any] = {}
+_users: dict[Name, int] = {}
+_originals: dict[Name, Any] = {}
 _local = threading.local()
 
 
@@ -51,25 +58,34 @@ def _dispatch(original, queries, keys, values, cache=None, scale=1.0, mask=None,
     return owner.attend(queries, keys, values, scale, mask, sinks)
 
 
-def modules_of(model: nn.Module) -> list[str]:
-    """The Python modules whose attention this model's layers call."""
-    names = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
-    return sorted(name for name in names if ATTENTION in vars(sys.modules.get(name, object)))
+def _gate(original, gate, x):
+    return original(gate, x) if getattr(_local, "owners", None) is None else fast.swiglu(gate, x)
+
+
+def functions_of(model: nn.Module, cpu: bool) -> list[Name]:
+    """What this model's layers call for attention, and on a CPU for their gate, which is slow there."""
+    modules = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
+    spaces = {name: vars(sys.modules[name]) for name in modules if name in sys.modules}
+    found = [(name, ATTENTION) for name, space in spaces.items() if ATTENTION in space]
+    if cpu:
+        found += [(name, GATE) for name, space in spaces.items() if space.get(GATE) is activations.swiglu]
+    return sorted(found)
 
 
 @contextmanager
-def attached(names: list[str]) -> Iterator[None]:
-    """Within the block, in this thread, attention in these modules goes to the cache that keeps the keys.
+def attached(names: list[Name]) -> Iterator[None]:
+    """Within the block, in this thread, attention of these names goes to the cache that keeps the keys.
 
     Every other caller, in any other thread, gets what it got before. The modules are restored when the last
     block leaves, on error too.
     """
     with _lock:
         for name in names:
-            module = sys.modules[name]
+            module, function = name
             if not _users.get(name):
-                _originals[name] = getattr(module, ATTENTION)
-                setattr(module, ATTENTION, partial(_dispatch, _originals[name]))
+                _originals[name] = getattr(sys.modules[module], function)
+                ours = _dispatch if function == ATTENTION else _gate
+                setattr(sys.modules[module], function, partial(ours, _originals[name]))
             _users[name] = _users.get(name, 0) + 1
     outer = getattr(_local, "owners", None)
     _local.owners = {}
@@ -81,7 +97,7 @@ def attached(names: list[str]) -> Iterator[None]:
             for name in names:
                 _users[name] -= 1
                 if not _users[name]:
-                    setattr(sys.modules[name], ATTENTION, _originals.pop(name))
+                    setattr(sys.modules[name[0]], name[1], _originals.pop(name))
 
 
 class Caches(list):

@@ -1,14 +1,15 @@
 """Attention of one call of a packed step: some rows' queries over their own keys.
 
-On a GPU that is MLX's fused kernel. On a CPU it is written out here, since MLX's scalar `exp` is eight
-times slower there than a compiled polynomial. On both, the heads that share a KV head fold into one query
-block when a row has a single query: a block of one query would take another kernel than prefill does.
+On a GPU that is MLX's fused kernel. On a CPU it is written out here, for the sake of `fast.exp`. On both, the
+heads that share a KV head fold into one query block when a row has a single query: a block of one query would
+take another kernel than prefill does.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
 
+from .fast import exp
 from .shapes import round_up
 
 
@@ -37,7 +38,7 @@ def attend(
     Parameters
     ----------
     queries : [rows, queries, heads, dim]
-    keys, values : [rows, keys, kv_heads, dim]
+    keys, values : [rows, kv_heads, keys, dim]
     mask : [rows or 1, 1, queries, keys]
         On a CPU bool; on a GPU what is added to the scores, in their dtype.
     sinks : [heads] or None
@@ -50,7 +51,7 @@ def attend(
     [rows, queries, heads, value_dim]
     """
     run = _written_out if cpu else _fused
-    return run(queries, keys.swapaxes(1, 2), values.swapaxes(1, 2), mask, scale, sinks, block)
+    return run(queries, keys, values, mask, scale, sinks, block)
 
 
 def _fused(
@@ -92,7 +93,7 @@ def _written_out(
         sink = mx.broadcast_to(sinks.astype(scores.dtype).reshape(kv_heads, 1, fold), (kv_heads, count, fold))
         sink = mx.pad(sink.reshape(1, kv_heads, size, 1), [(0, 0), (0, 0), (0, spare), (0, 0)])
         top = mx.maximum(top, sink)
-    weights = _exp(scores, top, mask)
+    weights = _exp(scores, top)
     total = weights.sum(-1, keepdims=True)
     if sinks is not None:
         total = total + mx.exp(sink - top)
@@ -124,14 +125,6 @@ def _pad(queries: mx.array, mask: mx.array, count: int, block: int) -> tuple[mx.
 
 
 @mx.compile
-def _exp(scores: mx.array, top: mx.array, mask: mx.array) -> mx.array:
-    """exp(scores - top), 0 where masked: 2^n times a Taylor polynomial in f, |f| <= 1/2; within 3e-7.
-
-    Clamped at 2^-126: MLX's own `exp` is scalar on x86, and the exponent is set here through its bits.
-    """
-    x = mx.maximum((scores - top).astype(mx.float32) * 1.4426950408889634, -126.0)
-    n = mx.round(x)
-    f = (x - n) * 0.6931471805599453
-    p = 1 + f * (1 + f * (1 / 2 + f * (1 / 6 + f * (1 / 24 + f * (1 / 120 + f * (1 / 720))))))
-    power = ((n.astype(mx.int32) + 127) << 23).view(mx.float32)
-    return mx.where(mask, p * power, 0.0)
+def _exp(scores: mx.array, top: mx.array) -> mx.array:
+    """exp(scores - top) for scores up to top; 0 at -inf, which is what masked scores are."""
+    return mx.where(scores == -mx.inf, 0.0, exp((scores - top).astype(mx.float32)))

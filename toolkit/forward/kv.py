@@ -1,9 +1,11 @@
 """KV: where each row's keys and values live between steps.
 
-Rows of like capacity share a *slab*, one array of lines `[slots x capacity, heads x dim]` a layer, so that a
-decode step attends over many rows in one call without gathering them first, and tokens are written as whole
-lines. A row moves to a larger slab when it outgrows its own, which happens once in some hundred tokens. What
-is attended to, and how, is `packed`'s business; nothing here knows of tokens or requests.
+Rows of like capacity share a *slab*, one array of lines a layer, so that a decode step attends over many rows
+in one call without gathering them first. On a CPU, whose matmul copies what isn't contiguous, a line is one
+head's part of a token, `[slots x heads x capacity, dim]`; on a GPU it is a whole token, `[slots x capacity,
+heads x dim]`, which takes fewer and longer writes. A row moves to a larger slab when it outgrows its own,
+which happens once in some hundred tokens. What is attended to, and how, is `packed`'s business; nothing here
+knows of tokens or requests.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Place:
 
 @dataclass(eq=False)
 class Slab:
-    """Rows of one capacity. In `keys[layer]`, `values[layer]` a token's line is slot x capacity + place.
+    """Rows of one capacity: `keys[layer]`, `values[layer]` are its lines.
 
     `blank` until something was written to it: then a step may make its arrays instead of filling them. A
     `dirty` slot may hold what isn't finite: masked keys count for nothing, but nothing times NaN is NaN.
@@ -59,9 +62,16 @@ class Slab:
         """Slots up to and including the last one taken."""
         return max((slot + 1 for slot, row in enumerate(self.rows) if row is not None), default=0)
 
-    def lines(self, slot: int, length: int) -> slice:
-        """Where a row's first tokens are."""
-        return slice(slot * self.capacity, slot * self.capacity + length)
+    def lines(self, slot: int, length: int, parts: int) -> mx.array:
+        """Where a row's first tokens are, of which each has `parts` lines: [parts x length]."""
+        first = (slot * parts + np.arange(parts)) * self.capacity
+        return mx.array((first[:, None] + np.arange(length)).reshape(-1).astype(np.int32))
+
+    def wipe(self, slot: int) -> None:
+        """Set all that a slot holds to zero."""
+        for array in (*self.keys, *self.values):
+            size = array.shape[0] // len(self.rows)
+            array[slot * size : (slot + 1) * size] = 0
 
 
 def steps(count: int) -> int:
@@ -81,12 +91,24 @@ class KVStore:
         One a layer that keeps a cache.
     bucket : int
         Capacities are whole numbers of buckets (tokens), by `steps`.
+    least : int
+        The smallest capacity.
     skip : tuple of int
         Capacities that are passed over.
+    split : bool
+        Each head's part of a token is a line of its own.
     """
 
-    def __init__(self, geometry: list[Geometry], bucket: int, skip: tuple[int, ...] = ()):
-        self.geometry, self.bucket, self.skip = geometry, bucket, skip
+    def __init__(
+        self,
+        geometry: list[Geometry],
+        bucket: int,
+        least: int,
+        skip: tuple[int, ...] = (),
+        split: bool = True,
+    ):
+        self.geometry, self.bucket, self.least, self.skip = geometry, bucket, least, skip
+        self.split = split
         self.slabs: dict[int, Slab] = {}
         self.places: dict[Hashable, Place] = {}
 
@@ -111,8 +133,7 @@ class KVStore:
             for row, slot in zip(rows, free, strict=False):
                 if slot in slab.dirty:
                     slab.dirty.remove(slot)
-                    for array in (*slab.keys, *slab.values):
-                        array[slab.lines(slot, capacity)] = 0
+                    slab.wipe(slot)
                 old = self.places.get(row)
                 slab.rows[slot] = row
                 self.places[row] = Place(slab, slot, old.length if old else 0)
@@ -130,24 +151,27 @@ class KVStore:
             self._free(place)
 
     def read(self, row: Hashable, length: int | None = None) -> list[tuple[mx.array, mx.array]]:
-        """The first `length` tokens' keys and values, `[length, heads, dim]` each, a pair a layer."""
+        """The first `length` tokens' keys and values, `[heads, length, dim]` each, a pair a layer."""
         place = self.places[row]
         length = place.length if length is None else length
-        lines = place.slab.lines(place.slot, length)
-        layers = zip(place.slab.keys, place.slab.values, self.geometry, strict=True)
+        slab, slots = place.slab, len(place.slab.rows)
+        layers = zip(slab.keys, slab.values, self.geometry, strict=True)
         return [
-            (k[lines].reshape(length, g.key_heads, -1), v[lines].reshape(length, g.value_heads, -1))
+            (in_rows(k, slots, slab.capacity, g.key_heads, self.split)[place.slot, :, :length],
+             in_rows(v, slots, slab.capacity, g.value_heads, self.split)[place.slot, :, :length])
             for k, v, g in layers
-        ]
+        ]  # fmt: skip
 
     def write(self, row: Hashable, pairs: Iterable[tuple[mx.array, mx.array]], length: int) -> None:
         """Put `length` tokens' keys and values at the start of a (new) row."""
         self.reserve({row: length})
         place = self.places[row]
-        slab, lines = place.slab, place.slab.lines(place.slot, length)
-        for layer, (keys, values) in enumerate(pairs):
-            slab.keys[layer][lines] = keys[:length].reshape(length, -1)
-            slab.values[layer][lines] = values[:length].reshape(length, -1)
+        slab = place.slab
+        for layer, pair in enumerate(pairs):
+            for kept, new in zip((slab.keys, slab.values), pair, strict=True):
+                part = new[:, :length] if self.split else new[:, :length].swapaxes(0, 1)
+                lines = slab.lines(place.slot, length, len(new) if self.split else 1)
+                kept[layer][lines] = part.reshape(len(lines), -1)
         slab.blank, place.length = False, length
 
     def take(self) -> dict[str, tuple[list[mx.array], list[mx.array]]]:
@@ -164,7 +188,7 @@ class KVStore:
             slab.keys, slab.values = list(keys), list(values)
 
     def _capacity(self, length: int) -> int:
-        capacity = self.bucket * steps(-(-length // self.bucket))
+        capacity = self.bucket * steps(-(-max(length, self.least) // self.bucket))
         while capacity in self.skip:
             capacity = self.bucket * steps(capacity // self.bucket + 1)
         return capacity
@@ -174,8 +198,14 @@ class KVStore:
             return
         by = steps(len(slab.rows) + by) - len(slab.rows)
         size = by * slab.capacity
-        fresh_keys = [mx.zeros((size, g.key_heads * g.key_dim), g.dtype) for g in self.geometry]
-        fresh_values = [mx.zeros((size, g.value_heads * g.value_dim), g.dtype) for g in self.geometry]
+        fresh_keys, fresh_values = [], []
+        for g in self.geometry:
+            for fresh, heads, dim in (
+                (fresh_keys, g.key_heads, g.key_dim),
+                (fresh_values, g.value_heads, g.value_dim),
+            ):
+                parts = heads if self.split else 1
+                fresh.append(mx.zeros((size * parts, heads * dim // parts), g.dtype))
         if slab.rows:
             slab.keys = [mx.concatenate(pair) for pair in zip(slab.keys, fresh_keys, strict=True)]
             slab.values = [mx.concatenate(pair) for pair in zip(slab.values, fresh_values, strict=True)]
@@ -184,13 +214,22 @@ class KVStore:
         slab.rows += [None] * by
 
     def _copy(self, old: Place, new: Place) -> None:
-        to, of = new.slab.lines(new.slot, old.length), old.slab.lines(old.slot, old.length)
-        for layer in range(len(self.geometry)):
-            new.slab.keys[layer][to] = old.slab.keys[layer][of]
-            new.slab.values[layer][to] = old.slab.values[layer][of]
+        for layer, g in enumerate(self.geometry):
+            to = (new.slab.keys, g.key_heads), (new.slab.values, g.value_heads)
+            for (kept, heads), held in zip(to, (old.slab.keys, old.slab.values), strict=True):
+                parts = heads if self.split else 1
+                mine = held[layer][old.slab.lines(old.slot, old.length, parts)]
+                kept[layer][new.slab.lines(new.slot, old.length, parts)] = mine
         new.slab.blank = False
 
     def _free(self, place: Place) -> None:
         place.slab.rows[place.slot] = None
         if not any(row is not None for row in place.slab.rows):
             del self.slabs[place.slab.capacity]
+
+
+def in_rows(lines: mx.array, rows: int, capacity: int, heads: int, split: bool) -> mx.array:
+    """Lines as `[rows, heads, capacity, dim]`."""
+    if split:
+        return lines.reshape(rows, heads, capacity, -1)
+    return lines.reshape(rows, capacity, heads, -1).swapaxes(1, 2)

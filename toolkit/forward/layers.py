@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from . import attention
 from .attach import Attending, keep
-from .kv import Geometry
+from .kv import Geometry, in_rows
 from .layout import Group
 from .shapes import Shapes
 
@@ -112,6 +112,8 @@ class Step:
         Layers that keep a part of their keys apart.
     shapes : Shapes
     cpu : bool
+    split : bool
+        See `kv.KVStore`.
     eager : bool
         Launch what is built as it is built.
     """
@@ -126,12 +128,14 @@ class Step:
         apart: set[int],
         shapes: Shapes,
         cpu: bool,
+        split: bool,
         eager: bool,
     ):
         self.arrays, self.groups, self.slabs, self.layers = arrays, groups, slabs, layers
-        self.apart, self.shapes, self.cpu, self.eager = apart, shapes, cpu, eager
+        self.apart, self.shapes, self.cpu, self.split, self.eager = apart, shapes, cpu, split, eager
         self.positions = arrays["positions"]
         self.masks: dict[tuple, mx.array] = {}
+        self.places: dict[tuple[str, int], tuple[mx.array | None, mx.array | None]] = {}
 
     def mask(self, group: int, window: int | None, dtype: mx.Dtype) -> mx.array:
         key = (group, window)
@@ -180,26 +184,47 @@ class Step:
 
     def _kept(self, capacity: str, kept: mx.array, new: mx.array) -> mx.array:
         """A slab with the step's keys (or values) in it."""
-        if f"b{capacity}" in self.arrays:  # it was blank: gathering it is faster than writing into it
-            return take(new, self.arrays[f"b{capacity}"])
-        if f"f{capacity}" in self.arrays:
-            line = self.arrays[f"f{capacity}"]
-            if f"w{capacity}" in self.arrays:
-                kept[line] = take(new, self.arrays[f"w{capacity}"])
-            else:  # all of the slab's rows, in order
-                token = next(g.token for g in self.groups if g.slab == capacity)
-                kept[line] = new[token : token + len(line)].reshape(len(line), -1)
+        parts = new.shape[1] if self.split else 1
+        to, source = self._lines(capacity, parts)
+        lines = new.reshape(new.shape[0] * parts, -1)
+        if to is None:
+            return kept if source is None else take(lines, source)
+        if source is None:  # all of the slab's rows, in order
+            token = next(g.token for g in self.groups if g.slab == capacity)
+            kept[to] = lines[token * parts : token * parts + len(to)]
+        else:
+            kept[to] = take(lines, source)
         return kept
 
+    def _lines(self, capacity: str, parts: int) -> tuple[mx.array | None, mx.array | None]:
+        """Lines of a slab that a step writes, and lines of the step's own keys that go there.
+
+        Without the first, the slab is made of the second: it was blank, and gathering it is faster than
+        writing into it. Without the second, its rows' tokens are in order.
+        """
+        key = (capacity, parts)
+        if key not in self.places:
+            size, part = int(capacity), mx.arange(parts)
+            blank, to, source = (self.arrays.get(f"{kind}{capacity}") for kind in "bfw")
+            source = source if blank is None else blank
+            if parts > 1 and blank is not None:
+                source = (blank.reshape(-1, 1, size) * parts + part[:, None]).reshape(-1)
+            elif parts > 1 and to is not None:
+                to = ((to // size * (parts - 1) * size + to)[:, None] + part * size).reshape(-1)
+                source = None if source is None else (source[:, None] * parts + part).reshape(-1)
+            self.places[key] = to, source
+        return self.places[key]
+
     def _rows(self, i: int, group: Group, kept: mx.array, heads: int) -> mx.array:
-        """One call's keys (or values): `[rows, keys, heads, dim]`."""
-        capacity, width = int(group.slab), kept.shape[1]
+        """One call's keys (or values): `[rows, heads, keys, dim]`."""
+        capacity = int(group.slab)
+        lines = (heads if self.split else 1) * capacity  # of a slot
         if group.slot < 0:
-            kept = take(kept.reshape(-1, capacity * width), self.arrays[f"s{i}"])
-        elif kept.shape[0] > group.rows * capacity:
-            kept = kept[group.slot * capacity : (group.slot + group.rows) * capacity]
-        rows = kept.reshape(group.rows, capacity, heads, -1)
-        return rows if capacity == group.keys else rows[:, : group.keys]
+            kept = take(kept.reshape(-1, lines * kept.shape[1]), self.arrays[f"s{i}"])
+        elif kept.shape[0] > group.rows * lines:
+            kept = kept[group.slot * lines : (group.slot + group.rows) * lines]
+        rows = in_rows(kept, group.rows, capacity, heads, self.split)
+        return rows if capacity == group.keys else rows[:, :, : group.keys]
 
 
 class Tracing:

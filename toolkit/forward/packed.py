@@ -18,7 +18,7 @@ from mlx_lm.models import cache as mlx_cache
 
 from .. import backend
 from ..models import Model
-from .attach import Caches, attached, modules_of, selecting
+from .attach import Caches, attached, functions_of, selecting
 from .kv import Geometry, KVStore
 from .layers import LayerCache, Step, Tracing, Unpackable
 from .layout import Group, Placed, plan
@@ -48,14 +48,15 @@ class PackedForward:
         self.model, self.shapes = model, shapes
         self.cpu = backend.on_cpu()
         self.view = selecting(model.module)
-        self.names = modules_of(model.module)
+        self.names = functions_of(model.module, self.cpu)
         self.apart: set[int] = set()
         geometry, heads = self._discover()
         self.attending = sorted({(g, heads[position]) for position, g in geometry.items()}, key=str)
         self.layers = {position: layer for layer, position in enumerate(geometry)}
-        smallest = max(shapes.bucket, 128 if self.cpu else 256)
-        self.store = KVStore(list(geometry.values()), smallest, shapes.skip)
-        self.piece = smallest if self.cpu else 4 * smallest
+        least = 128 if self.cpu else 256
+        bucket = max(shapes.bucket, 64 if self.cpu else 256)
+        self.store = KVStore(list(geometry.values()), bucket, least, shapes.skip, split=self.cpu)
+        self.piece = max(shapes.bucket, least) * (1 if self.cpu else 4)
         self.compile = not self.cpu if compile is None else compile
         self._compiled: dict[tuple, Any] = {}
         error = agrees(model, self)
@@ -138,6 +139,7 @@ class PackedForward:
             apart=self.apart,
             shapes=self.shapes,
             cpu=self.cpu,
+            split=self.store.split,
             eager=eager,
         )
         tokens = inputs["tokens"]

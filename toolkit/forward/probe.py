@@ -24,7 +24,7 @@ from .trials import LONGEST, Check, Trial
 
 TILES = (1, 8, 16, 32, 64, 128, 256, 512)
 BLOCKS = (1, 2, 4, 8, 16)
-BUCKETS, GPU_BUCKETS = (128, 256), (256, 512)
+BUCKETS, GPU_BUCKETS = (64, 128, 256), (256, 512)
 MOST_SKIPPED = 2
 """Numbers of keys; a rule that had to pass over more is none."""
 LENGTHS = (9, 24, 5)

@@ -14,7 +14,7 @@ from . import attention
 from .kv import Geometry
 from .shapes import Shapes, round_up
 
-MULTIPLES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
+MULTIPLES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128)
 """Of a bucket: the numbers of keys that are compared."""
 GPU_MULTIPLES = (1, 2, 3, 4, 8, 32)
 """The same on a GPU, where every new shape costs a plan."""
@@ -57,8 +57,8 @@ class Trial:
         self.multiples = MULTIPLES if self.cpu else GPU_MULTIPLES
         self.rng = np.random.default_rng(0)
         self.q = self._random(1, longest, heads, layer.key_dim)
-        self.k = self._random(1, longest, layer.key_heads, layer.key_dim)
-        self.v = self._random(1, longest, layer.value_heads, layer.value_dim)
+        self.k = self._random(1, layer.key_heads, longest, layer.key_dim)
+        self.v = self._random(1, layer.value_heads, longest, layer.value_dim)
 
     def __str__(self) -> str:
         return f"{self.heads} heads of {self.layer.key_dim}, {self.layer.key_heads} KV"
@@ -76,13 +76,11 @@ class Trial:
         count = len(where)
         size = count if count == 1 else round_up(count, block)
         where = np.pad(where, (0, size - count), mode="edge").astype(np.int32)
-        q, k, v = self.q[:, mx.array(where)], self.k[:, :keys], self.v[:, :keys]
+        q, k, v = self.q[:, mx.array(where)], self.k[:, :, :keys], self.v[:, :, :keys]
         if beside:  # two rows, made of other stretches of the same numbers
-            others = (self.q[:, -2 * size :], self.k[:, -2 * keys :], self.v[:, -2 * keys :])
-            q, k, v = (
-                mx.concatenate([o.reshape(2, *a.shape[1:]), a])
-                for o, a in zip(others, (q, k, v), strict=True)
-            )
+            q = mx.concatenate([self.q[:, -2 * size :].reshape(2, *q.shape[1:]), q])
+            k, v = (mx.concatenate([a[:, :, -keys:], a[:, :, -2 * keys : -keys], part])
+                    for a, part in ((self.k, k), (self.v, v)))  # fmt: skip
         mask = attention.visible(mx.array(where)[None], keys, None)
         mask = mask if self.cpu else mx.where(mask, 0, -mx.inf).astype(q.dtype)
         out = attention.attend(q, k, v, mask, q.shape[3] ** -0.5, None, block, self.cpu)
