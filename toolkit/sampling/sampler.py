@@ -52,16 +52,37 @@ class Sampler:
         self._seeded = np.array([d.seed is not None for d in draws], dtype=bool)
         self._draws = [(d.seed or 0, d.choice) for d in draws]
         self._streams: dict[int, np.ndarray] = {}
+        self._ahead: tuple[np.ndarray, np.ndarray | None] = np.full(self.rows, -2), None
         self.adjusted = np.flatnonzero([adjusted(r) for r in self.requests])
         self.filtered = np.array([filtered(r) for r in self.requests], dtype=bool)
         inverse = [1.0 if r.greedy else 1 / r.temperature for r in self.requests]
         self.inverse = np.array(inverse, dtype=np.float32)[:, None]
         self.gated = np.flatnonzero([r.xtc_probability > 0 for r in self.requests])
         self.gate_chance = np.array([self.requests[i].xtc_probability for i in self.gated])
+        self.asked = np.array([r.logprobs for r in self.requests], dtype=int)
         self._compiled: dict[Any, Any] = {}
 
     def keys(self, positions: Any, purpose: int = noise.DRAW) -> np.ndarray:
-        """Row keys of the draws at these positions: uint32 [rows, 2], or [rows, steps, 2]."""
+        """Row keys of the draws at these positions: uint32 [rows, 2], or [rows, steps, 2].
+
+        Rows that go on from position to position get theirs from a table of the next `AHEAD` steps.
+        """
+        positions = np.asarray(positions)
+        if purpose != noise.DRAW or positions.shape != (self.rows,) or not self.rows:
+            return self._keys(positions, purpose)
+        first, table = self._ahead
+        steps = positions - first
+        step = int(steps[0])
+        if 0 < step < (2 if table is None else AHEAD) and (steps == step).all():
+            if table is None:
+                first, step = positions, 0
+                table = self._keys(positions[:, None] + np.arange(AHEAD), purpose)
+                self._ahead = first, table
+            return table[:, step]
+        self._ahead = positions, None
+        return self._keys(positions, purpose)
+
+    def _keys(self, positions: np.ndarray, purpose: int) -> np.ndarray:
         if purpose not in self._streams:
             seeds, choices = zip(*self._draws, strict=True) if self._draws else ((), ())
             self._streams[purpose] = noise.stream_keys(seeds, choices, purpose)
@@ -137,6 +158,15 @@ class Sampler:
             self._compiled[key] = Settings(self.order, inverse, made)
         return self._compiled[key]
 
+    def unfiltered(self, rows: np.ndarray) -> tuple[mx.array, mx.array, mx.array | None]:
+        """What `plain` needs of some rows, as MLX arrays, made once: 1 / temperature, temperature, greedy."""
+        key = ("plain", rows.tobytes())
+        if key not in self._compiled:
+            inverse, greedy = self.inverse[rows], self.greedy[rows]
+            mask = mx.array(greedy[:, None]) if greedy.any() else None
+            self._compiled[key] = mx.array(inverse), mx.array(1 / inverse[:, 0]), mask
+        return self._compiled[key]
+
     def mask(self, vocab: int, xp: Any) -> Any:
         """Allowed ids of the rows that are adjusted, made once."""
         key = ("mask", xp is np, vocab)
@@ -159,6 +189,9 @@ class Sampler:
             self._compiled[key] = [(length, np.array(members)) for (length, *_), members in by.items()]
         return self._compiled[key]
 
+
+AHEAD = 64
+"""Steps whose keys are made at once: some hundred small NumPy calls, whether for one step or for many."""
 
 _SAMPLERS: dict[Any, tuple[list[Request], Sampler]] = {}
 _LOCK = threading.Lock()

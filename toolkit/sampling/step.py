@@ -16,7 +16,7 @@ from . import rows as rows_
 from .adjust import adjust
 from .drift import from_margin
 from .filters import Settings
-from .ranking import rank
+from .ranking import namespace, rank
 from .rows import Drawn, columns, host
 
 
@@ -84,17 +84,14 @@ class Step:
         return self._merge(parts)
 
     def _plain(self, rows: np.ndarray, keys: Any) -> tuple[Any, ...]:
-        sampler, xp = self.sampler, self.xp
-        greedy = sampler.greedy[rows]
-        if xp is mx:
+        sampler = self.sampler
+        if self.xp is mx:
             z, keys = (
                 a if len(rows) == sampler.rows else a[mx.array(rows)] for a in (self.z, mx.array(keys))
             )
-            inverse = mx.array(sampler.inverse[rows])
-            mask = mx.array(greedy[:, None]) if greedy.any() else None
-            tokens, margins, logprobs, best = kernels.draw(z, inverse, mask, keys)
-            bad = mx.isnan(best) | mx.isinf(best)
-            return tokens, margins, logprobs, from_margin(margins, (1 / inverse)[:, 0]), bad
+            inverse, temperature, mask = sampler.unfiltered(rows)
+            return _plain_lazy(z, keys, inverse, temperature, mask)  # type: ignore[no-any-return]
+        greedy = sampler.greedy[rows]
         out: list[Any] = [np.empty(len(rows), t) for t in (np.int32, np.float32, np.float32)]
         for which, at in ((True, np.flatnonzero(greedy)), (False, np.flatnonzero(~greedy))):
             if not len(at):
@@ -206,18 +203,15 @@ class Step:
         if self.stretch is not None:
             drift = drift / (self.stretch[:, 0] if xp is np else mx.array(self.stretch[:, 0]))
         bad = self.bad if xp is np else bad
-        undefined = xp.array(np.nan, dtype=xp.float32)
-        # An infinite bound: a vocabulary, or an allowed set, of one.
-        margins = xp.where(bad | xp.isinf(margins), undefined, margins)
-        logprobs, drift = (xp.where(bad, undefined, a) for a in (logprobs, drift))
-        tokens = xp.clip(tokens, 0, self.vocab - 1)
+        settle = _settled if xp is np else _settled_lazy
+        tokens, margins, logprobs, drift = settle(tokens, margins, logprobs, drift, bad, self.vocab)
         tokens, logprobs, margins, drift, bad = (
             a if xp is mx else mx.array(a) for a in (tokens, logprobs, margins, drift, bad)
         )
         return Drawn(tokens, logprobs, margins, drift, bad, self._top(), self.errors, self.logits)
 
     def _top(self) -> tuple[mx.array, mx.array] | None:
-        asked = np.array([r.logprobs for r in self.sampler.requests])
+        asked = self.sampler.asked
         if not asked.any():
             return None
         count = min(int(asked.max()), self.vocab)
@@ -243,3 +237,23 @@ class Step:
             ids[asked] = lists.ids
             values[asked] = lists.z - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
         return mx.array(ids), mx.array(values)
+
+
+# Compiled, since a step is short and each operation costs the host some microseconds.
+@mx.compile
+def _plain_lazy(z: mx.array, keys: mx.array, inverse: mx.array, temperature: mx.array, mask: Any) -> Any:
+    tokens, margins, logprobs, best = kernels.draw(z, inverse, mask, keys)
+    bad = mx.isnan(best) | mx.isinf(best)
+    return tokens, margins, logprobs, from_margin(margins, temperature), bad
+
+
+def _settled(tokens: Any, margins: Any, logprobs: Any, drift: Any, bad: Any, vocab: int) -> Any:
+    xp = namespace(margins)
+    undefined = xp.array(np.nan, dtype=xp.float32)
+    # An infinite bound: a vocabulary, or an allowed set, of one.
+    margins = xp.where(bad | xp.isinf(margins), undefined, margins)
+    logprobs, drift = (xp.where(bad, undefined, a) for a in (logprobs, drift))
+    return xp.clip(tokens, 0, vocab - 1), margins, logprobs, drift
+
+
+_settled_lazy = mx.compile(_settled)
