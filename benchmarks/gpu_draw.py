@@ -1,6 +1,6 @@
 """The fused draw on a GPU: does it agree with the plain one, and how fast is it?
 
-    python benchmarks/gpu_draw.py [--json FILE] [--only checks|times]
+    python benchmarks/gpu_draw.py [--json FILE] [--only kernels|mixed|times]
 
 Checks, each printed with PASS or FAIL (exit 1 on any failure): noise words equal to the bit; tokens equal
 wherever the margin exceeds 1e-4, log probabilities, maxima and margins close; a row's result the same alone,
@@ -97,6 +97,9 @@ def correctness():
     order = np.argsort(-np.array(tied), axis=-1, kind="stable")
     check("ranking settles ties by id", bool((np.array(lists.ids) == order).all()))
 
+
+def mixed():
+    """Rows of every kind together, against the CPU and alone."""
     requests = [
         Request("x"), Request("x", temperature=0), Request("x", top_k=40), Request("x", top_p=0.9),
         Request("x", min_p=0.05, temperature=0.7), Request("x", typical_p=0.6), Request("x", top_n_sigma=1.5),
@@ -230,13 +233,15 @@ def speed(rows, vocab, dtype):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="also write the times to this file")
-    parser.add_argument("--only", choices=("checks", "times"), help="half of the work")
+    parser.add_argument("--only", choices=("kernels", "mixed", "times"), help="a part of the work")
     options = parser.parse_args()
     print(mx.device_info(mx.default_device()).get("device_name", ""), mx.__version__)
-    if options.only != "times":
+    if options.only in (None, "kernels"):
         correctness()
+    if options.only in (None, "mixed"):
+        mixed()
     times = {}
-    for rows in (32, 64, 256) if options.only != "checks" else ():
+    for rows in (32, 64, 256) if options.only in (None, "times") else ():
         for dtype in (mx.float32, mx.bfloat16):
             times[f"{rows} {dtype}"] = speed(rows, 151_936, dtype)
     if options.json:

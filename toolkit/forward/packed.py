@@ -97,7 +97,7 @@ class PackedForward:
         """
         self.store.reserve({s.row: s.stop for s in spans})
         groups, arrays, sampled = self._plan(spans, carry is not None)
-        inputs = {name: mx.array(a) for name, a in arrays.items()}
+        inputs = _upload(arrays)
         if carry is not None:
             inputs["carry"] = carry
         slabs = self.store.take()
@@ -240,6 +240,16 @@ class PackedForward:
         pick += pick[-1:] * (round_up(wanted, self.shapes.head) - wanted)
         arrays["pick"] = np.array(pick or [0], np.int32)
         return layout.groups, arrays, wanted
+
+
+def _upload(arrays: dict[str, np.ndarray]) -> dict[str, mx.array]:
+    """Small integer arrays on the device, handed over in one piece: each hand-over costs a GPU's host."""
+    whole = mx.array(np.concatenate([a.reshape(-1) for a in arrays.values()], dtype=np.int32))
+    stops = np.cumsum([a.size for a in arrays.values()]).tolist()
+    return {
+        name: whole[stop - a.size : stop].reshape(a.shape)
+        for (name, a), stop in zip(arrays.items(), stops, strict=True)
+    }
 
 
 # A function of the module: a closure that calls itself would keep its step, slabs and all, until the garbage

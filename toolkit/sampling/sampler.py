@@ -23,7 +23,7 @@ from ..requests import Request
 from . import chain
 from .adjust import History, adjusted, allowed, penalised
 from .filters import Settings
-from .rows import ORDER, Draw, Drawn, check_order, columns, filtered
+from .rows import ORDER, Draw, Drawn, check_order, columns, filtered, library
 from .step import Step
 
 
@@ -52,7 +52,7 @@ class Sampler:
         self._seeded = np.array([d.seed is not None for d in draws], dtype=bool)
         self._draws = [(d.seed or 0, d.choice) for d in draws]
         self._streams: dict[int, np.ndarray] = {}
-        self._ahead: tuple[np.ndarray, np.ndarray | None] = np.full(self.rows, -2), None
+        self._ahead: tuple[np.ndarray, Any] = np.full(self.rows, -2), None
         self.adjusted = np.flatnonzero([adjusted(r) for r in self.requests])
         self.filtered = np.array([filtered(r) for r in self.requests], dtype=bool)
         inverse = [1.0 if r.greedy else 1 / r.temperature for r in self.requests]
@@ -62,10 +62,11 @@ class Sampler:
         self.asked = np.array([r.logprobs for r in self.requests], dtype=int)
         self._compiled: dict[Any, Any] = {}
 
-    def keys(self, positions: Any, purpose: int = noise.DRAW) -> np.ndarray:
+    def keys(self, positions: Any, purpose: int = noise.DRAW) -> Any:
         """Row keys of the draws at these positions: uint32 [rows, 2], or [rows, steps, 2].
 
-        Rows that go on from position to position get theirs from a table of the next `AHEAD` steps.
+        Rows that go on from position to position get theirs from a table of the next `AHEAD` steps, which
+        is on the device where draws are lazy.
         """
         positions = np.asarray(positions)
         if purpose != noise.DRAW or positions.shape != (self.rows,) or not self.rows:
@@ -75,10 +76,10 @@ class Sampler:
         step = int(steps[0])
         if 0 < step < (2 if table is None else AHEAD) and (steps == step).all():
             if table is None:
-                first, step = positions, 0
-                table = self._keys(positions[:, None] + np.arange(AHEAD), purpose)
-                self._ahead = first, table
-            return table[:, step]
+                table = self._keys(positions[:, None] + np.arange(AHEAD), purpose).swapaxes(0, 1)
+                table = np.ascontiguousarray(table) if library() is np else mx.array(table)
+                self._ahead, step = (positions, table), 0
+            return table[step]
         self._ahead = positions, None
         return self._keys(positions, purpose)
 

@@ -122,7 +122,9 @@ class Step:
                 )
             else:
                 z = (self.z if whole else self.z[mx.array(members)]).astype(mx.float32)
-                shifted = z - mx.max(z, axis=-1, keepdims=True)
+                best = mx.max(z, axis=-1, keepdims=True)
+                # No row of NaN is sorted (on a GPU ids would come out of range); without a 0 a row is bad.
+                shifted = mx.where(mx.isnan(best) | mx.isinf(best), -1.0, z - best)
             yield from chain.survivors(shifted, settings, members, length)
 
     def _gate(self, settings: Settings, rows: np.ndarray) -> Settings:
