@@ -198,7 +198,8 @@ class KVStore:
             return
         by = steps(len(slab.rows) + by) - len(slab.rows)
         size = by * slab.capacity
-        fresh_keys, fresh_values = [], []
+        fresh_keys: list[mx.array] = []
+        fresh_values: list[mx.array] = []
         for g in self.geometry:
             for fresh, heads, dim in (
                 (fresh_keys, g.key_heads, g.key_dim),

@@ -163,10 +163,12 @@ def _prefix(xp: Any, weights: Any) -> Any:
         before = np.zeros((rows, count + 1))
         np.cumsum(weights, axis=-1, dtype=np.float64, out=before[:, 1:])
         return before
-    # In two levels, so that float32 rounding stays near 1e-6 over a whole vocabulary.
-    width = 256 if count > 1024 else count
-    inner = xp.cumsum(xp.pad(weights, ((0, 0), (0, -count % width))).reshape(rows, -1, width), axis=-1)
-    outer = xp.cumsum(inner[:, :, -1], axis=-1)
-    outer = xp.concatenate([xp.zeros((rows, 1)), outer[:, :-1]], axis=-1)
-    sums = (inner + outer[:, :, None]).reshape(rows, -1)[:, :count]
+    if count <= 1024:
+        sums = xp.cumsum(weights, axis=-1)
+    else:  # in two levels, so that float32 rounding stays near 1e-6 over a whole vocabulary
+        width = 256
+        inner = xp.cumsum(xp.pad(weights, ((0, 0), (0, -count % width))).reshape(rows, -1, width), axis=-1)
+        outer = xp.cumsum(inner[:, :, -1], axis=-1)
+        outer = xp.concatenate([xp.zeros((rows, 1)), outer[:, :-1]], axis=-1)
+        sums = (inner + outer[:, :, None]).reshape(rows, -1)[:, :count]
     return xp.concatenate([xp.zeros((rows, 1)), sums], axis=-1)

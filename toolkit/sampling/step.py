@@ -90,7 +90,7 @@ class Step:
                 a if len(rows) == sampler.rows else a[mx.array(rows)] for a in (self.z, mx.array(keys))
             )
             inverse, temperature, mask = sampler.unfiltered(rows)
-            return _plain_lazy(z, keys, inverse, temperature, mask)  # type: ignore[no-any-return]
+            return _plain_lazy(z, keys, inverse, temperature, mask)
         greedy = sampler.greedy[rows]
         out: list[Any] = [np.empty(len(rows), t) for t in (np.int32, np.float32, np.float32)]
         for which, at in ((True, np.flatnonzero(greedy)), (False, np.flatnonzero(~greedy))):
@@ -123,7 +123,7 @@ class Step:
             else:
                 z = (self.z if whole else self.z[mx.array(members)]).astype(mx.float32)
                 best = mx.max(z, axis=-1, keepdims=True)
-                # No row of NaN is sorted (on a GPU ids would come out of range); without a 0 a row is bad.
+                # No row of NaN is sorted or summed; a row whose largest isn't 0 is bad.
                 shifted = mx.where(mx.isnan(best) | mx.isinf(best), -1.0, z - best)
             yield from chain.survivors(shifted, settings, members, length)
 
