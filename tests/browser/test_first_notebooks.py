@@ -70,14 +70,15 @@ def test_cohort_planning(read):
     spent = drag(page, picture, "Token budget", "PageUp", "ArrowRight", "ArrowRight")
     spent += drag(page, picture, "Most rows", "ArrowRight", "ArrowRight")
     spent += [changed(picture, page.control("The model can pad").click) for _ in range(2)]
-    window = page.control("Window")
+    window, fresh = page.control("Window"), []
     for rows in ("a 50\nb 12\nd 33\nc 40 cached 33", "a 50\nb 12"):
         window.fill(rows)
-        spent.append(changed(picture, window.blur))
+        fresh.append(changed(picture, window.blur))
     assert "For 62 tokens" in picture.words()
     window.fill("a fifty")
     window.blur()
     page.page.get_by_text("must be a length").wait_for()
     timed("cached", spent, CACHED)
+    timed("fresh", fresh, FRESH)
     assert page.errors() == []
     looked_at(page, "03_cohort_planning")

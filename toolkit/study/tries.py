@@ -18,6 +18,7 @@ import numpy as np
 from .. import noise, policies
 from ..requests import Request
 from ..sampling import Draw, process
+from ..sampling.rows import library
 from .prefilled import Prefilled
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Tries:
     def __init__(self, batch: Prefilled):
         self.batch = batch
         self._scores: OrderedDict[tuple[str, Request], mx.array] = OrderedDict()
-        self._noise: OrderedDict[tuple[tuple[int, ...], int], mx.array] = OrderedDict()
+        self._noise: OrderedDict[int, tuple[tuple[int, ...], mx.array]] = OrderedDict()
 
     def tokens(
         self,
@@ -119,16 +120,27 @@ class Tries:
     def _keyed(self, row: str, request: Request, seeds: tuple[int, ...]) -> list[int]:
         position = self.batch.first(row, request, 0).position
         distinct = tuple(dict.fromkeys(seeds))
-        key = distinct, position
         scores = self._processed(row, request)
-        if key not in self._noise:
-            keys = noise.row_keys(distinct, [0] * len(distinct), [position] * len(distinct))
-            drawn = noise.gumbel(keys, scores.shape[-1])
-            mx.eval(drawn)
-            _keep(self._noise, key, drawn, 2)
-        tokens = mx.argmax(self._noise[key] + scores, axis=-1).tolist()
+        tokens = mx.argmax(self._drawn(distinct, position, scores.shape[-1]) + scores, axis=-1).tolist()
         by_seed = dict(zip(distinct, tokens, strict=True))
         return [by_seed[seed] for seed in seeds]
+
+    def _drawn(self, seeds: tuple[int, ...], position: int, vocab: int) -> mx.array:
+        """Those seeds' noise, [seeds, vocab]; what is asked for again, with some more or fewer, is kept."""
+        known, drawn = self._noise.get(position, ((), mx.zeros((0, vocab))))
+        if seeds == known[: len(seeds)]:
+            return drawn[: len(seeds)]
+        if known != seeds[: len(known)]:
+            known, drawn = (), drawn[:0]
+        new = seeds[len(known) :]
+        keys = noise.row_keys(new, [0] * len(new), [position] * len(new))
+        made = noise.bits(keys, vocab)
+        # On a CPU as the engine draws there, in NumPy.
+        made = noise.gumbel_from_bits(np.asarray(made) if library() is np else made)
+        drawn = mx.concatenate([drawn, mx.array(made)]) if known else mx.array(made)
+        mx.eval(drawn)
+        _keep(self._noise, position, (seeds, drawn), 2)
+        return drawn
 
     def _shared(
         self, rule: policies.Policy, row: str, requests: dict[str, Request], seeds: Sequence[Seeds]

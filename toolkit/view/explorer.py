@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import ipywidgets as widgets
 import vl_convert
 
-from .figure import VERSION, named_data, skeleton, spec
+from .figure import VERSION, named_data, quick, skeleton, spec
 from .picture import Picture
 from .png import squeeze
 from .theme import Chart, Records
@@ -85,7 +85,7 @@ class Explorer:
         """
         self._chart = chart
         if kind not in self._specs:
-            whole = spec(chart())
+            whole = quick(chart)
             _remember(self._specs, kind, (skeleton(whole), named_data(whole)))
         bare, rest = self._specs[kind]
         self.picture.draw(bare, rest | data, alt)

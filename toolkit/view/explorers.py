@@ -104,17 +104,13 @@ class FirstTokenExplorer(Explorer):
         }
         tokens = tries.tokens(policy, row, [{row: s} for s in range(self.seeds.value)], changes)
         exact = tries.distribution(row, changes)
-        drawn = pd.DataFrame({"policy": policy, "token": tokens})
+        # One name for all policies: another one is other data in the same picture.
+        drawn = pd.DataFrame({"policy": "drawn", "token": tokens})
         data = charts.first_tokens_data(exact, drawn)
         distinct = len(set(tokens))
         words = self._words(rows, policy, tokens, distinct)
-        dashed = any(line["before"] is not None for line in data["exact"])
-        self.draw(
-            (policy, len(data["exact"]), dashed),
-            lambda: charts.first_tokens(exact, drawn, width=190),
-            data,
-            words,
-        )
+        chart = partial(charts.first_tokens, exact, drawn, width=190, outline=True)
+        self.draw(len(data["exact"]), chart, data, words)
         return words
 
     def _words(self, rows: list[Request], policy: str, tokens: list[int], distinct: int) -> str:
@@ -169,16 +165,15 @@ class SeedMatrixExplorer(Explorer):
         changes = {row: {"temperature": self.temperature.value}}
         tokens = tries.tokens(policy, row, [{row: s, sibling: t} for s, t in pairs], changes)
         frame = pd.DataFrame(pairs, columns=["seed", "sibling_seed"]).assign(
-            policy=policy,
+            policy=f"{row}'s first token",
             row=row,
             sibling=sibling,
             token=tokens,
             text=[self.model.token_text(t) for t in tokens],
         )
         words = self._words(frame)
-        kind = policy, tuple(seeds)
         chart = partial(charts.seed_matrix, frame, subtitles=False)
-        self.draw(kind, chart, charts.seed_matrix_data(frame), words)
+        self.draw(self.size.value, chart, charts.seed_matrix_data(frame), words)
         return words
 
     def _words(self, frame: pd.DataFrame) -> str:

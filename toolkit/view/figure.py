@@ -9,11 +9,13 @@ don't see).
 import base64
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 import vl_convert
+from altair.utils import schemapi
 
 from .png import squeeze
 from .theme import Chart
@@ -25,11 +27,17 @@ _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 _EMBED = {"renderer": "svg", "actions": False}  # SVG marks carry aria-labels; a canvas has none
 
 
-def spec(chart: Chart) -> dict[str, Any]:
+def spec(chart: Chart, validate: bool = True) -> dict[str, Any]:
     """The chart as a Vega-Lite 5 specification (JSON-ready)."""
-    out = chart.to_dict()
+    out = chart.to_dict(validate=validate)
     out["$schema"] = _SCHEMA
     return out
+
+
+def quick(make: Callable[[], Chart]) -> dict[str, Any]:
+    """The specification of a chart of a kind that tests validate: checking it takes as long as making it."""
+    with schemapi.debug_mode(False):
+        return spec(make(), validate=False)
 
 
 def svg(chart: Chart) -> str:

@@ -23,6 +23,7 @@ def first_tokens(
     *,
     top: int = 12,
     width: int = 150,
+    outline: bool = False,
     title: str = "",
 ) -> Chart:
     """The exact distribution of a first token, beside what was drawn from it.
@@ -36,17 +37,19 @@ def first_tokens(
         One row per draw: policy, token; a panel per policy.
     top : int
         Tokens shown; the others are added up in one last bar.
+    outline : bool
+        Have room for the unfiltered distribution also where it is the same.
     """
     data = first_tokens_data(distribution, observed, top=top)
     exact = data.pop("exact")
-    filtered = any(line["before"] is not None for line in exact)
+    filtered = outline or any(line["before"] is not None for line in exact)
     base = alt.Chart(named("exact", exact)).encode(y=alt.Y("label:N", sort=_RANK, title=None))
     x = alt.X("p:Q", title="probability (dashed: unfiltered)" if filtered else "probability", axis=SPARSE)
     bars = base.mark_bar(height=ROW - 7, color=BLUE).encode(x=x)
-    outline = base.transform_filter("isValid(datum.before)").mark_bar(
+    before = base.transform_filter("isValid(datum.before)").mark_bar(
         filled=False, stroke=TEXT, strokeDash=[2, 2], strokeWidth=1, height=ROW - 7
     )
-    layers = alt.layer(bars, outline.encode(x=alt.X("before:Q"))) if filtered else bars
+    layers = alt.layer(bars, before.encode(x=alt.X("before:Q"))) if filtered else bars
     panels = [layers.properties(width=width, height=ROW * len(exact), title="exact")]
     sentence = (
         f"Exact first-token distribution; the likeliest is {exact[0]['label']!r} at {exact[0]['p']:.3f}."
