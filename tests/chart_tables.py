@@ -117,6 +117,42 @@ def apart() -> Apart:
     return Apart(moved, reach, np.array([True, False, False, False, False]))
 
 
+def chain() -> dict:
+    """Before and after a filter that keeps eight of twelve, and what ten seeds drew."""
+    ids = np.arange(12)
+    before = np.array([0.31 / (i + 2.3) for i in ids], np.float32)
+    after = np.where(ids < 8, before / before[:8].sum(), 0).astype(np.float32)
+    draws = np.array([0, 0, 0, 0, 1, 1, 2, 4, 4, 6])
+    texts, reach = [WORDS[i] for i in draws], [10.0 ** (k / 2 - 3) for k in range(10)]
+    threads = pd.DataFrame({"seed": range(10), "text": texts, "max_drift": reach})
+    return charts.chain_data(ids, WORDS[:12], before, after, [""] * 8 + ["top-k"] * 4, draws, threads)
+
+
+def staged() -> pd.DataFrame:
+    """As `Stages.to_frame()` gives: stage, token, text, p, kept."""
+    lines = []
+    for stage, kept in (("model", 6), ("top-k 4", 4), ("min-p 0.2", 2)):
+        total = sum(1 / (i + 1) for i in range(kept))
+        lines += [(stage, 100 + i, WORDS[i], (i < kept) / (i + 1) / total, i < kept) for i in range(6)]
+    return pd.DataFrame(lines, columns=["stage", "token", "text", "p", "kept"])
+
+
+def visitors() -> dict[str, pd.DataFrame]:
+    """Two rows of which one comes late, pauses and goes, and what the other draws alone."""
+    lines = [(s, "a", s, 5 if s == 0 else 1, 100 + s, WORDS[s]) for s in range(5)]
+    lines += [(2, "b", 0, 4, 108, WORDS[8]), (4, "b", 1, 1, 109, WORDS[10])]
+    frame = pd.DataFrame(lines, columns=["step", "row", "index", "span", "token", "text"])
+    acts = [(1, "arrive", "b"), (3, "pause", "b"), (4, "resume", "b"), (5, "cancel", "b")]
+    alone = pd.DataFrame(
+        {"index": range(5), "token": [100, 101, 102, 103, 111], "text": [*WORDS[:4], " stick"]}
+    )
+    return {
+        "frame": frame,
+        "actions": pd.DataFrame(acts, columns=["step", "action", "row"]),
+        "reference": alone,
+    }
+
+
 def all_charts() -> dict[str, alt.TopLevelMixin]:
     return {
         "first_tokens": charts.first_tokens(distribution(), observed()),
@@ -125,6 +161,9 @@ def all_charts() -> dict[str, alt.TopLevelMixin]:
         "seed_matrix": charts.seed_matrix(matrix()),
         "timeline": charts.timeline(trace()),
         "plan": charts.plan(plans()),
+        "chain": charts.chain(chain(), seeds=10),
+        "stages": charts.stages(staged()),
+        "company": charts.company(row="a", **visitors()),
         "drift": charts.drift(drifts()),
         "equality": charts.equality(under_rules()),
         "reach": charts.reach(charts.reach_data(apart())),

@@ -24,7 +24,6 @@ def changed(picture: Live, action: Callable[[], None]) -> float:
 
 def timed(what: str, spent: list[float], limit: float) -> None:
     p95 = float(np.percentile(spent, 95))
-    print(" ".join(f"{ms:.0f}" for ms in spent))
     print(f"{what}: median {np.median(spent):.0f} ms, 95th percentile {p95:.0f} ms of {limit:.0f}")
 
 

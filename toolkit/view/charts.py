@@ -6,12 +6,18 @@ text alternative, what the picture shows. The data are named, so that an explore
 """
 
 from .apart import equality, reach, reach_data, rules, rules_data
+from .chains import chain, chain_data, stages
+from .company import company, company_data
 from .drifts import drift, margins
 from .plans import plan, plan_data
 from .seeds import first_tokens, first_tokens_data, reading, seed_matrix, seed_matrix_data
 from .timeline import timeline
 
 __all__ = [
+    "chain",
+    "chain_data",
+    "company",
+    "company_data",
     "drift",
     "equality",
     "first_tokens",
@@ -26,5 +32,6 @@ __all__ = [
     "rules_data",
     "seed_matrix",
     "seed_matrix_data",
+    "stages",
     "timeline",
 ]
