@@ -10,7 +10,8 @@ from .theme import BLUE, FONT, ORANGE, ROW, TEXT, VERMILLION, Chart, Records, fi
 
 GREY = "#9A9A9A"
 _RANK = alt.EncodingSortField(field="rank", op="min", order="ascending")
-_AXIS = alt.Axis(tickCount=3)
+_AXIS = alt.Axis(tickCount=3, format="~g")
+_WHOLE = "datum.value % 1 ? '' : format(datum.value, ',d')"
 THREAD = 0.01  # logits; a draw that a smaller error could change hangs by a thread
 _LEAST, _MOST = 1e-4, 20.0  # logits, ends of the strip of draws
 
@@ -173,15 +174,12 @@ def _strip(bins: Records, width: int) -> Chart:
         "drift:Q", title="smallest logit error that could change the draw (log scale)", scale=scale,
         axis=alt.Axis(values=[1e-4, 1e-3, 1e-2, 0.1, 1, 10], format="~g"),
     )  # fmt: skip
-    y = alt.Y("draws:Q", title="draws", axis=alt.Axis(tickCount=2, tickMinStep=1, format="d"))
+    y = alt.Y("draws:Q", title="draws", axis=alt.Axis(tickCount=2, labelExpr=_WHOLE))
     base = alt.Chart(named("threads", bins)).encode(x=x)
     colour = alt.condition("datum.thread", alt.value(VERMILLION), alt.value(BLUE))
     bars = base.mark_bar(width=max(4, width / 62)).encode(y=y, color=colour)
     words = base.mark_text(aria=False, dy=-9, fontSize=11, color=TEXT).encode(y=y, text="says:N")
-    edge = alt.Chart(named("edge", [{"drift": THREAD, "says": "◀ by a thread"}])).encode(x=x)
-    rule = edge.mark_rule(aria=False, color=TEXT, strokeDash=[4, 3])
-    name = edge.mark_text(aria=False, align="right", dx=-5, fontSize=11, color=TEXT, baseline="top").encode(
-        y=alt.value(-4), text="says:N"
-    )
-    heading = f"how safe the draws are ({sum(b['draws'] for b in bins)} seeds)"
-    return alt.layer(bars, words, rule, name).properties(width=width, height=56, title=heading)
+    rule = alt.Chart(named("edge", [{"drift": THREAD}])).mark_rule(aria=False, color=TEXT, strokeDash=[4, 3])
+    said = "left of the dashed line they hang by a thread"
+    heading = alt.TitleParams("how safe the draws are", subtitle=said)
+    return alt.layer(bars, words, rule.encode(x=x)).properties(width=width, height=56, title=heading)
