@@ -146,7 +146,10 @@ class Engine:
             self._finish(row, "cancelled")
 
     def preempt(self, id: str) -> None:
-        """Put a running request back at the head of the queue; it goes on later as if nothing had been."""
+        """Put a running request back at the head of the queue; it goes on later as if nothing had been.
+
+        Under a policy that shares a generator its further tokens are others than without.
+        """
         for row in reversed([row for row in self._settled(id) if row.key in self.running]):
             self._leave(row, "preempt")
             row.kept, row.begun, row.cached = 0, False, 0
