@@ -425,6 +425,27 @@ def test_a_bad_row_is_flagged_and_its_siblings_draw(library, parameters):
     assert empty.bad.tolist() == [True]
 
 
+@pytest.mark.parametrize("parameters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"typical_p": 0.5}])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_bad_row_is_flagged_whoever_draws_and_shows_no_alternatives(library, parameters, mixed):
+    logits = np.random.default_rng(4).normal(size=(5, 300)).astype(np.float32)
+    logits[1, 17], logits[2], logits[3, 9] = np.nan, -np.inf, np.inf
+    logits = mx.array(logits)
+    requests = [ask(logprobs=3, **parameters)] * 4 + [ask(logprobs=3, **({} if mixed else parameters))]
+    free = [Draw(r, None) for r in requests]
+    ways = (
+        draw_shared(logits, free, True),
+        draw_shared(logits, free, False),
+        draw_keyed(logits, seeded(requests)),
+    )
+    for drawn in ways:
+        assert drawn.bad.tolist() == [False, True, True, True, False]
+        assert (np.array(drawn.top[0])[1:4] == -1).all() and (np.array(drawn.top[0])[[0, 4]] >= 0).any()
+        assert np.isnan(np.array(drawn.logprobs)).tolist() == drawn.bad.tolist()
+    scores = np.array(process(logits, seeded(requests)))
+    assert np.isnan(scores[1:4]).all() and not np.isnan(scores[[0, 4]]).any()
+
+
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -149,7 +149,8 @@ class Step:
     # Draws from the global generator.
 
     def scores(self, greedy: bool = True) -> Any:
-        """Scores [rows, V] after the chain; `greedy`: with greedy rows' filters, which their draws skip."""
+        """Scores [rows, V] after the chain, NaN in bad rows; `greedy`: with greedy rows' filters, which their
+        draws skip."""
         sampler, xp = self.sampler, self.xp
         filtered = np.flatnonzero(sampler.filtered if greedy else sampler.filtered & ~sampler.greedy)
         if xp is np:
@@ -159,14 +160,14 @@ class Step:
             scores[self.bad] = np.nan
             return scores
         z = self.z.astype(mx.float32)
-        scores = (z - mx.max(z, axis=-1, keepdims=True)) * mx.array(sampler.inverse)
+        best = mx.max(z, axis=-1, keepdims=True)
+        scores = (z - best) * mx.array(sampler.inverse)
         for found in self._survivors(filtered):
             part = chain.scores_of(found)
-            if len(found.rows) == sampler.rows:
-                return part[mx.array(np.argsort(found.rows))]
             where = mx.broadcast_to(mx.array(found.rows)[:, None], part.shape)
-            scores = mx.put_along_axis(scores, where, part, axis=0)
-        return scores
+            whole = len(found.rows) == sampler.rows
+            scores = part if whole else mx.put_along_axis(scores, where, part, axis=0)
+        return mx.where(mx.isfinite(best), scores, mx.nan)
 
     def shared(self, together: bool) -> tuple[Any, ...]:
         """As `keyed`; margins and drift of greedy rows only."""
@@ -222,7 +223,8 @@ class Step:
         else:
             scores = self.scores(greedy=False)
             logprobs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
-            ids = mx.argsort(-logprobs, axis=-1)[:, :count].astype(mx.int32)
+            bad = mx.isnan(scores[:, :1])  # never sorted, and not shown
+            ids = mx.argsort(mx.where(bad, 0, -logprobs), axis=-1)[:, :count].astype(mx.int32)
             values = mx.take_along_axis(logprobs, ids, axis=-1)
         shown = (mx.arange(count)[None] < mx.array(asked)[:, None]) & (values > -mx.inf)
         return mx.where(shown, ids, -1), mx.where(shown, values, -mx.inf)
