@@ -375,6 +375,22 @@ def test_keys_made_ahead_give_the_same_draw(library):
         )
 
 
+def test_keys_are_those_of_their_positions_however_rows_go_on(library):
+    sampler, positions = Sampler(seeded([ask()] * 3)), np.array([3, 8, 5])
+
+    def right(at):
+        return np.array_equal(np.array(sampler.keys(at)), noise.row_keys([100, 101, 102], [0] * 3, at))
+
+    assert not np.array_equal(sampler.keys(positions), sampler.keys(positions + 1))
+    for move in (0, 1, 1, 1, 0, 1, 1, 63, 1, 1, 62, 1, 70, 1, 1, np.array([1, 1, 2]), 1, 1, -2, 1, 1):
+        positions = positions + move
+        assert right(positions), move
+    sampler = Sampler(seeded([ask()] * 3))
+    assert right(positions - 1) and right(positions)
+    positions += 10  # a caller that counts in place
+    assert right(positions + 2) and right(positions)
+
+
 def test_an_unseeded_row_is_refused_by_keyed_draws():
     with pytest.raises(ValueError, match="seed=None for row 1"):
         draw_keyed(mx.zeros((2, 9)), [Draw(ask(), 1), Draw(ask(), None)])

@@ -68,7 +68,7 @@ class Sampler:
         Rows that go on from position to position get theirs from a table of the next `AHEAD` steps, which
         is on the device where draws are lazy.
         """
-        positions = np.asarray(positions)
+        positions = np.array(positions)  # kept: the caller may go on counting in its own
         if purpose != noise.DRAW or positions.shape != (self.rows,) or not self.rows:
             return self._keys(positions, purpose)
         first, table = self._ahead
