@@ -7,12 +7,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models import base, llama
+from mlx_lm.models import activations, base, llama
 
 import toolkit as tk
 from toolkit import backend
-from toolkit.forward import layers
-from toolkit.forward.attach import ATTENTION, attached
+from toolkit.forward import fast, layers
+from toolkit.forward.attach import ATTENTION, GATE, attached, functions_of
 from toolkit.forward.kv import Geometry, KVStore
 from toolkit.forward.packed import PackedForward
 from toolkit.forward.shapes import PLAIN, Shapes
@@ -236,6 +236,31 @@ def test_within_a_step_other_threads_keep_their_own_attention(tiny: tk.Model) ->
         thread.join()
     assert np.array_equal(seen[0], own)
     assert np.array_equal(np.array(tiny.module(prompt)), own)
+
+
+def test_within_a_step_the_gate_is_another_in_this_thread_only(tiny: tk.Model) -> None:
+    names = functions_of(tiny.module, cpu=True)
+    assert set(names) - set(functions_of(tiny.module, cpu=False)) == {(llama.__name__, GATE)}
+    gate, x = (mx.array(a) for a in np.random.default_rng(0).normal(size=(2, 8, 64)).astype(np.float32))
+    theirs, ours, seen = np.array(activations.swiglu(gate, x)), np.array(fast.swiglu(gate, x)), []
+    assert not same(theirs, ours)
+    with attached(names):
+        with attached(names):
+            assert same(np.array(llama.swiglu(gate, x)), ours)
+        assert same(np.array(llama.swiglu(gate, x)), ours)
+        thread = threading.Thread(target=lambda: seen.append(np.array(llama.swiglu(gate, x))))
+        thread.start()
+        thread.join()
+    assert same(seen[0], theirs)
+    assert llama.swiglu is activations.swiglu
+
+
+def test_a_model_met_during_anothers_step_gets_the_same_functions(tiny: tk.Model, monkeypatch) -> None:
+    names = functions_of(tiny.module, cpu=True)
+    with attached(names):
+        assert functions_of(tiny.module, cpu=True) == names
+    monkeypatch.setattr(llama, GATE, lambda gate, x: gate * x)  # a gate of its own is left alone
+    assert functions_of(tiny.module, cpu=True) == LLAMA
 
 
 def test_an_error_within_a_step_leaves_nothing_behind(tiny: tk.Model, forward, expected, monkeypatch) -> None:

@@ -3,8 +3,8 @@
 A packed step feeds a model `[T, 1]` tokens, each a batch row of its own. Everything token-wise then works as
 it is. Two things are not token-wise, and both are reached through the cache list that every mlx-lm model
 hands down: attention (each layer's cache object attends for it) and the output head (only the tokens
-that a step samples from go through). Nothing here computes; `packed` does. On a CPU the
-layers' gate, `swiglu`, is replaced by one with a faster exponential.
+that a step samples from go through). Nothing here computes; `packed` does. On a CPU the layers' gate,
+`swiglu`, is replaced as well, by one with a faster exponential.
 """
 
 from __future__ import annotations
@@ -67,14 +67,17 @@ def functions_of(model: nn.Module, cpu: bool) -> list[Name]:
     modules = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
     spaces = {name: vars(sys.modules[name]) for name in modules if name in sys.modules}
     found = [(name, ATTENTION) for name, space in spaces.items() if ATTENTION in space]
+    with _lock:  # another thread's step may have replaced it just now
+        gates = {name: _originals.get((name, GATE), space.get(GATE)) for name, space in spaces.items()}
     if cpu:
-        found += [(name, GATE) for name, space in spaces.items() if space.get(GATE) is activations.swiglu]
+        found += [(name, GATE) for name, gate in gates.items() if gate is activations.swiglu]
     return sorted(found)
 
 
 @contextmanager
 def attached(names: list[Name]) -> Iterator[None]:
-    """Within the block, in this thread, attention of these names goes to the cache that keeps the keys.
+    """Within the block, in this thread, attention of these names goes to the cache that keeps the keys, and
+    the gate to `fast`.
 
     Every other caller, in any other thread, gets what it got before. The modules are restored when the last
     block leaves, on error too.
