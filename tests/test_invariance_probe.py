@@ -18,8 +18,10 @@ import pytest
 
 import toolkit as tk
 from toolkit import backend
-from toolkit.forward import Unpackable, invariance, probe
+from toolkit.forward import Unpackable, attention, invariance, probe
+from toolkit.forward.kv import Geometry, KVStore, in_rows
 from toolkit.forward.shapes import PLAIN, Shapes
+from toolkit.forward.trials import Trial
 
 ROOT = Path(__file__).parent.parent
 mkl = pytest.mark.skipif(
@@ -284,3 +286,25 @@ def test_a_model_that_cannot_run_packed_has_no_verdict(apart, monkeypatch):
     with pytest.raises(Unpackable):
         invariance.verdict(tk.tiny())
     assert not (apart / "invariance").exists()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_trials_lay_keys_out_as_the_slabs_do(monkeypatch, beside):
+    def seen(queries, keys, values, *_):
+        found.append((keys, values))
+        return queries
+
+    monkeypatch.setattr(attention, "attend", seen)
+    layer = Geometry(2, 8, 2, 8, mx.float32)
+    trial, found = Trial(layer, heads=4, longest=1024), []
+    for cpu in (True, False):
+        store = KVStore([layer], bucket=64, least=64, split=cpu)
+        store.write("row", [(trial.k[0, :, :64], trial.v[0, :, :64])], 64)
+        trial.cpu = cpu
+        trial.call(np.arange(4), 64, 4, beside)
+        (slab,) = store.slabs.values()
+        for here, lines in zip(found.pop(), (slab.keys[0], slab.values[0]), strict=True):
+            rows = in_rows(lines, 1, 64, 2, cpu)
+            assert np.array_equal(here[-1:], rows)
+            order = np.asarray(rows).strides[1] > np.asarray(rows).strides[2]
+            assert (np.asarray(here).strides[1] > np.asarray(here).strides[2]) == order == cpu

@@ -81,6 +81,8 @@ class Trial:
             q = mx.concatenate([self.q[:, -2 * size :].reshape(2, *q.shape[1:]), q])
             k, v = (mx.concatenate([a[:, :, -keys:], a[:, :, -2 * keys : -keys], part])
                     for a, part in ((self.k, k), (self.v, v)))  # fmt: skip
+        if not self.cpu:  # token by token, as they lie in a GPU's slabs: a kernel is chosen by strides too
+            k, v = (mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2) for a in (k, v))
         mask = attention.visible(mx.array(where)[None], keys, None)
         mask = mask if self.cpu else mx.where(mask, 0, -mx.inf).astype(q.dtype)
         out = attention.attend(q, k, v, mask, q.shape[3] ** -0.5, None, block, self.cpu)
