@@ -62,8 +62,10 @@ class Slab:
         """Slots up to and including the last one taken."""
         return max((slot + 1 for slot, row in enumerate(self.rows) if row is not None), default=0)
 
-    def lines(self, slot: int, length: int, parts: int) -> mx.array:
+    def lines(self, slot: int, length: int, parts: int) -> slice | mx.array:
         """Where a row's first tokens are, of which each has `parts` lines: [parts x length]."""
+        if parts == 1:
+            return slice(slot * self.capacity, slot * self.capacity + length)
         first = (slot * parts + np.arange(parts)) * self.capacity
         return mx.array((first[:, None] + np.arange(length)).reshape(-1).astype(np.int32))
 
@@ -171,7 +173,7 @@ class KVStore:
             for kept, new in zip((slab.keys, slab.values), pair, strict=True):
                 part = new[:, :length] if self.split else new[:, :length].swapaxes(0, 1)
                 lines = slab.lines(place.slot, length, len(new) if self.split else 1)
-                kept[layer][lines] = part.reshape(len(lines), -1)
+                kept[layer][lines] = part.reshape(-1, kept[layer].shape[1])
         slab.blank, place.length = False, length
 
     def take(self) -> dict[str, tuple[list[mx.array], list[mx.array]]]:
