@@ -3,6 +3,7 @@
 import pytest
 
 import toolkit as tk
+from toolkit import noise
 from toolkit.policies import POLICIES
 from toolkit.study import prefill
 from toolkit.study.tries import Tries
@@ -29,6 +30,29 @@ def test_tries_equal_replays_under_every_policy(batch, policy, row):
     tokens = Tries(batch).tokens(policy, row, seeds, changes)
     assert tokens == [int(batch.replay(policy, row, s, changes).tokens.item()) for s in seeds]
     assert row == "g" or policy == "global" or len(set(tokens)) > 1
+
+
+def test_a_seeds_token_does_not_depend_on_which_seeds_were_tried_before(batch):
+    def tokens(tries, seeds, row="a"):
+        return tries.tokens("keyed", row, [{row: s} for s in seeds])
+
+    tries = Tries(batch)
+    for seeds in (range(5), range(9), range(3), range(4, 20), [7, 7, 2], [-1, 2**62], range(5)):
+        for row in ("a", "b", "c"):  # at several positions, of which two are kept
+            assert tokens(tries, seeds, row) == tokens(Tries(batch), seeds, row)
+        assert len(tries._noise) <= 2
+    assert len(set(tokens(tries, range(9)))) > 1
+
+
+def test_noise_is_made_for_new_seeds_only(batch, monkeypatch):
+    made, bits = [], noise.bits
+    monkeypatch.setattr(noise, "bits", lambda keys, vocab: made.append(len(keys)) or bits(keys, vocab))
+    tries = Tries(batch)
+    for count in (5, 9, 3, 9):
+        tries.tokens("keyed", "a", [{"a": s} for s in range(count)])
+    assert made == [5, 4]
+    tries.tokens("keyed", "a", [{"a": s} for s in range(1, 5)])
+    assert made == [5, 4, 4]
 
 
 @pytest.mark.parametrize("how", [{"typical_p": 0.05}, {"xtc_probability": 1.0, "xtc_threshold": 0.01}])
