@@ -173,7 +173,9 @@ class SeedMatrixExplorer(Explorer):
         )
         words = self._words(frame)
         chart = partial(charts.seed_matrix, frame, subtitles=False)
-        self.draw(self.size.value, chart, charts.seed_matrix_data(frame), words)
+        data = charts.seed_matrix_data(frame)
+        longest = max(len(line["label"]) for lines in data.values() for line in lines)  # cells fit it
+        self.draw((self.size.value, longest), chart, data, words)
         return words
 
     def _words(self, frame: pd.DataFrame) -> str:
