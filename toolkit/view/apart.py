@@ -161,7 +161,8 @@ def reach(data: dict[str, Records], *, width: int = 430, title: str = "") -> Cha
         for some, (head, height) in zip(layers, heads, strict=True)
     ]
     fates = [seed["fate"] for seed in data["seeds"]]
-    sentence = ", ".join(f"{fates.count(fate)} seeds {fate}" for fate in FATES) + "."
+    counts = ", ".join(f"{fates.count(fate)} {fate}" for fate in FATES)
+    sentence = f"Of {len(fates)} seeds' tokens: {counts}."
     return finish(alt.vconcat(*panels, spacing=8), sentence, title)
 
 

@@ -29,7 +29,7 @@ class _Chooser:
     def __init__(self, length: int, siblings: Sequence[str], others: int):
         self.siblings = tuple(siblings)
         self.others = whole("Others", others, 0, len(self.siblings))
-        self.last = widgets.Checkbox(False, description="it comes last", indent=False)
+        self.last = widgets.Checkbox(False, description="others come first", indent=False)
         self.chunk = whole("Chunks of", 0, 0, length - 1)
         self.cached = whole("Cached", 0, 0, length - 1)
         self.decode = whole("Decoded", 0, 0, length - 1)

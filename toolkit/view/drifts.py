@@ -22,7 +22,7 @@ def drift(frame: pd.DataFrame, *, width: int = 380, title: str = "") -> Chart:
         run=frame["forward"] + ["; invariant" * bool(i) for i in frame["invariant"]],
         largest=frame["max_abs"].clip(lower=low),
         typical=frame["mean_abs"].clip(lower=low),
-        says=["equal bits" if m == 0 else f"{m:.1g}" for m in frame["max_abs"]],
+        says=["equal bits" if m == 0 else f"{m:.1g}".replace("e-0", "e-") for m in frame["max_abs"]],
     )
     runs, order = list(dict.fromkeys(frame["run"])), list(dict.fromkeys(frame["composition"]))
     x = alt.X(
