@@ -36,11 +36,8 @@ def test_the_first_token_explorer_shows_the_chart_that_its_controls_ask_for(tiny
 
 
 def test_the_seed_matrix_explorer_shows_the_chart_that_its_controls_ask_for(tiny, monkeypatch):
-    # Words of other lengths at other seeds: what is drawn is as wide as the longest.
-    long = {"now": False}
-    monkeypatch.setattr(
-        type(tiny), "token_text", lambda self, t: ("abcdef" if long["now"] else "ab") + str(t % 7)
-    )
+    long = {"now": False}  # words at other seeds are longer: cells are as wide as the longest
+    monkeypatch.setattr(type(tiny), "token_text", lambda _, t: f"abcd{t}" if long["now"] else f"{t}")
     explorer = SeedMatrixExplorer(tiny, ROWS, policy="keyed")
     assert same_chart(explorer)
     specs = [explorer.picture.spec]
