@@ -69,8 +69,9 @@ def chain(data: dict[str, Records], *, seeds: int, width: int = 215, title: str 
     )
     top = alt.hconcat(before, after, spacing=12).resolve_scale(x="shared")
     chart = alt.vconcat(top, _strip(data["threads"], 2 * width + 12), spacing=14)
-    kept = sum(line["state"] == "kept" for line in data["before"])
-    sentence = f"Before and after the filters: {kept} of {len(data['before'])} tokens shown are kept."
+    *shown, _ = data["before"]  # the last line is all others
+    kept = sum(line["state"] == "kept" for line in shown)
+    sentence = f"Before and after the filters: {kept} of {len(shown)} tokens shown are kept."
     return finish(chart.resolve_scale(color="independent", shape="independent"), sentence, title)
 
 

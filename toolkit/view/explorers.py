@@ -230,7 +230,7 @@ class StepExplorer(Explorer):
         used = "" if trace["state"].any() else " The generator is never touched."
         words = f"Event {at} of {len(trace) - 1}: {_told(trace.iloc[at].to_dict())}{used}"
         data = {"cursor": [{"at": at}]}
-        self.draw(self.policy.value, lambda: charts.timeline(trace, at=at, width=430), data, words)
+        self.draw(self.policy.value, lambda: charts.timeline(trace, at=at), data, words)
         return words
 
 

@@ -26,13 +26,13 @@ def plan(
     data = plan_data(table)
     height = max(2, min(ROW, 280 // max(len(lines) for lines in data.values())))
     panels, sentence = [], []
-    for place, (strategy, part) in enumerate(table.groupby("strategy", sort=False)):
+    for strategy, part in table.groupby("strategy", sort=False):
         tokens, padding = int(part["tokens"].sum()), int(part["padding"].sum())
         cohorts = part["cohort"].nunique()
         said = f"{cohorts} cohort{'s' * (cohorts != 1)}, {tokens + padding:,} for {tokens:,}"
         sentence.append(f"{strategy}: {said}")
         heading = alt.TitleParams(str(strategy), subtitle=said if subtitles else alt.Undefined)
-        areas = _areas(str(strategy), data[str(strategy)], height, first=place % columns == 0)
+        areas = _areas(str(strategy), data[str(strategy)], height)
         panels.append(areas.properties(width=width, title=heading))
     chart = alt.concat(*panels, columns=columns, spacing=18).resolve_scale(x="shared")
     return finish(chart, "Plans of one window, tokens computed. " + "; ".join(sentence) + ".", title)
@@ -51,15 +51,15 @@ def plan_data(table: pd.DataFrame) -> dict[str, Records]:
     return data
 
 
-def _areas(strategy: str, lines: Records, height: int, *, first: bool) -> Chart:
+def _areas(strategy: str, lines: Records, height: int) -> Chart:
     labelled = height >= 10
     axis = alt.Axis(ticks=False, domain=False, labelPadding=4) if labelled else None
-    title = "cohort · row" if labelled and first else None
     base = alt.Chart(named(strategy, lines)).encode(
         x=alt.X("tokens:Q", title="tokens", axis=alt.Axis(tickCount=3)),
-        y=alt.Y("place:N", sort=alt.EncodingSortField(field="at", op="min"), title=title, axis=axis),
+        y=alt.Y("place:N", sort=alt.EncodingSortField(field="at", op="min"), title=None, axis=axis),
     )
-    legend = alt.Legend(title="solid: tokens; dashed: padding", orient="bottom")
+    place = "a bar: cohort · row; " if labelled else ""
+    legend = alt.Legend(title=f"{place}solid: tokens; dashed: padding", orient="bottom", titleLimit=400)
     scale = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
     thick = max(1, height - 5)
     solid = base.mark_bar(height=thick).encode(color=alt.Color("kind:N", scale=scale, legend=legend))

@@ -140,12 +140,14 @@ def reading(matrix: pd.DataFrame) -> str:
     rows = bool((matrix.groupby("seed")["token"].nunique() == 1).all())
     columns = bool((matrix.groupby("sibling_seed")["token"].nunique() == 1).all())
     if rows:
-        return "every row is constant: only my own seed counts"
-    return "every column is constant: only the sibling's seed counts" if columns else "both seeds count"
+        return f"every row is constant: only {matrix['row'].iloc[0]}'s own seed counts"
+    if columns:
+        return f"every column is constant: only {matrix['sibling'].iloc[0]}'s seed counts"
+    return "both seeds count"
 
 
 def seed_matrix(frame: pd.DataFrame, *, columns: int = 2, subtitles: bool = True, title: str = "") -> Chart:
-    """My first token, for my own seed (down) and a sibling's (across), a panel per policy.
+    """A row's first token, for its own seed (down) and a sibling's (across), a panel per policy.
 
     Parameters
     ----------
@@ -160,19 +162,19 @@ def seed_matrix(frame: pd.DataFrame, *, columns: int = 2, subtitles: bool = True
     me, sibling = frame["row"].iloc[0], frame["sibling"].iloc[0]
     data = seed_matrix_data(frame)
     longest = max(len(line["label"]) for lines in data.values() for line in lines)
-    cell = min(56, max(34, 6 * longest + 8))
+    cell = max(34, 6 * longest + 2)  # two panels of six seeds fit beside each other on a narrow page
     panels, sentence = [], []
-    for policy, part in frame.groupby("policy", sort=False):
+    for place, (policy, part) in enumerate(frame.groupby("policy", sort=False)):
         said = reading(part)
         sentence.append(f"{policy}: {said}")
         base = alt.Chart(named(str(policy), data[str(policy)])).encode(
             x=alt.X("sibling_seed:O", title=f"{sibling}'s seed", axis=axis),
-            y=alt.Y("seed:O", title=f"{me}'s own seed", axis=axis),
+            y=alt.Y("seed:O", title=None if place % columns else f"{me}'s own seed", axis=axis),
         )
         cells = base.mark_rect(stroke="#80808080").encode(
             color=alt.Color("fill:N", scale=None), tooltip="label:N"
         )
-        words = base.mark_text(aria=False, fontSize=11).encode(
+        words = base.mark_text(aria=False, fontSize=10).encode(
             text="label:N", color=alt.Color("ink:N", scale=None)
         )
         panels.append(
@@ -182,7 +184,7 @@ def seed_matrix(frame: pd.DataFrame, *, columns: int = 2, subtitles: bool = True
                 title=alt.TitleParams(str(policy), subtitle=said if subtitles else alt.Undefined),
             )
         )
-    chart = alt.concat(*panels, columns=columns, spacing=24)
+    chart = alt.concat(*panels, columns=columns, spacing=18)
     return finish(chart, "First token by own and sibling's seed. " + "; ".join(sentence) + ".", title)
 
 

@@ -1,7 +1,7 @@
 """Timeline: a chart of an engine's trace, event by event, over the state of MLX's global generator."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from typing import Any
 
 import altair as alt
@@ -15,6 +15,7 @@ from .theme import (
     ROW,
     SKY,
     TEXT,
+    TINTS,
     VERMILLION,
     YELLOW,
     Chart,
@@ -35,8 +36,8 @@ MARKS = {
     "import": ("triangle-right", ORANGE),
     "export": ("triangle-left", PURPLE),
 }
-_UNUSED = "not used"
-_LETTER = 6.5  # points
+_UNUSED, GREY = "not used", "#BBBBBB"
+_LETTER = 5  # points
 
 
 def timeline(
@@ -112,14 +113,15 @@ def _strips(events: Sequence[dict[str, Any]], step: float) -> dict[str, Records]
     states = _runs(_known([e["state"] for e in events]))
     # A state that a seeding made is named after the seed; another by its last digits.
     seeds = {at: f"seed {int(e['seed'])}" for at, e in enumerate(events) if e["event"] == "seed"}
-    colours = [ORANGE, SKY, PURPLE, YELLOW, GREEN]
+    # Equal states have equal colours; grey is a generator that nobody here has touched.
+    reached = dict.fromkeys(state for state, _, _ in states if state not in ("", "before"))
+    colours = dict(zip(reached, cycle([ORANGE, SKY, PURPLE, YELLOW, GREEN, *TINTS]), strict=False))
     out: dict[str, Records] = {"phase": [], "generator": []}
     for value, first, stop in phases:
-        out["phase"].append(_box(first, stop, value, "#BBBBBB", step))
-    for number, (value, first, stop) in enumerate(states):
+        out["phase"].append(_box(first, stop, value, GREY, step))
+    for value, first, stop in states:
         name = seeds.get(first, value if value == "before" else f"…{value[-4:]}") if value else _UNUSED
-        colour = colours[number % len(colours)] if value else "#BBBBBB"
-        out["generator"].append(_box(first, stop, name, colour, step))
+        out["generator"].append(_box(first, stop, name, colours.get(value, GREY), step))
     return out
 
 
@@ -162,7 +164,7 @@ def _band(name: str, lines: Records, events: int, step: float) -> Chart:
     boxes = base.mark_rect(stroke=TEXT, strokeWidth=0.5).encode(
         x=x, x2="stop:Q", y=lane, color=fill, tooltip="name:N"
     )
-    words = base.mark_text(aria=False, fontSize=11, color="black").encode(
+    words = base.mark_text(aria=False, fontSize=10, color="black").encode(
         x="middle:Q", y=lane, text="short:N"
     )
     return alt.layer(boxes, words).properties(width=step * events, height=ROW)
