@@ -23,6 +23,7 @@ from . import charts
 from .explorer import Explorer, choice, number, seed, text, whole
 from .planner import PlanExplorer
 from .theme import labels
+from .timeline import states_left
 
 __all__ = ["FirstTokenExplorer", "PlanExplorer", "SeedMatrixExplorer", "StepExplorer"]
 
@@ -221,7 +222,8 @@ class StepExplorer(Explorer):
         for request in self.requests:
             engine.submit(request.replace(max_tokens=self.tokens))
         engine.run()
-        return engine.trace.to_frame()
+        trace = engine.trace.to_frame()
+        return trace.assign(state=states_left(trace.to_dict("records")))
 
     def show(self) -> str:
         trace = self.cached(self.policy.value, self._trace)

@@ -1,7 +1,7 @@
 """Timeline: a chart of an engine's trace, event by event, over the state of MLX's global generator."""
 
 from collections.abc import Sequence
-from itertools import cycle, groupby
+from itertools import cycle, groupby, pairwise
 from typing import Any
 
 import altair as alt
@@ -110,7 +110,7 @@ def _says(event: dict[str, Any]) -> str:
 def _strips(events: Sequence[dict[str, Any]], step: float) -> dict[str, Records]:
     """Runs of events in the same phase, and over the same state of the generator."""
     phases = _runs([str(e["phase"]).replace("_", " ") for e in events])
-    states = _runs(_known([e["state"] for e in events]))
+    states = _runs(_known(states_left(events)))
     # A state that a seeding made is named after the seed; another by its last digits.
     seeds = {at: f"seed {int(e['seed'])}" for at, e in enumerate(events) if e["event"] == "seed"}
     # Equal states have equal colours; grey is a generator that nobody here has touched.
@@ -122,6 +122,16 @@ def _strips(events: Sequence[dict[str, Any]], step: float) -> dict[str, Records]
     for value, first, stop in states:
         name = seeds.get(first, value if value == "before" else f"…{value[-4:]}") if value else _UNUSED
         out["generator"].append(_box(first, stop, name, colours.get(value, GREY), step))
+    return out
+
+
+def states_left(events: Sequence[dict[str, Any]]) -> list[str]:
+    """The state that each event left. A seeding told with its draw bears the draw's; it left its seed's."""
+    out: list[str] = [e["state"] for e in events]
+    for at, (event, later) in enumerate(pairwise(events)):
+        if event["event"] == "seed" and later["event"] == "draw" and out[at] and out[at] == out[at + 1]:
+            high, low = divmod(int(event["seed"]), 2**32)
+            out[at] = f"{high:08x}-{low:08x}"
     return out
 
 
