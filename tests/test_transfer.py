@@ -191,3 +191,75 @@ def test_the_file_is_safetensors_with_readable_json(tiny, tmp_path):
         f"{kind}{layer}": (2, length, 16) for kind in "kv" for layer in (0, 1)
     }
     assert backend.info().blas not in json.dumps(about)  # nothing of the machine
+
+
+def altered(path, change, arrays=None):
+    """The exported row with one thing about it, or its arrays, changed."""
+    held, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
+    about = json.loads(metadata["row"])
+    change(about)
+    held = arrays(held) if arrays else held
+    mx.save_safetensors(f"{path}.safetensors", held, {"row": json.dumps(about)})
+    return f"{path}.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("row", "id", 3),
+        ("row", "id", "b"),
+        ("row", "id", []),
+        ("row", "choice", 1),
+        ("row", "choice", "x"),
+        ("row", "prompt", 0),
+        ("row", "prompt", 1.5),
+        ("row", "seed", None),
+        ("row", "seed", 2**70),
+        ("row", "tokens", []),
+        ("row", "tokens", [300] * 40),
+        ("row", "tokens", [[1]] * 40),
+        ("row", "kept", -1),
+        ("row", "kept", 10**6),
+        ("row", "kept", 3),
+        ("row", "drawn", False),
+        ("drawn", "logprobs", ["x"] * 3),
+        ("drawn", "margins", [0.5]),
+        ("request", "allowed_tokens", [300]),
+        ("request", "generated", [1]),
+        ("request", "max_tokens", 10**6),
+    ],
+)
+def test_a_row_that_no_engine_wrote_is_refused_before_it_can_stop_its_siblings(
+    tiny, tmp_path, part, name, value
+):
+    begun(tiny, request(), 3).export_row("a", tmp_path / "row")
+    path = altered(tmp_path / "row", lambda about: about[part].update({name: value}))
+    assert refusal(tk.Engine(tiny), path).startswith("FILE: is not an exported row: ")
+    whole = altered(tmp_path / "row", lambda about: None)
+    assert same(_imported(tiny, whole), tk.generate(tiny, [request()])["a"])
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        lambda held: {**held, "k1": held["k1"][:, :3]},
+        lambda held: {**held, "v0": held["v0"].astype(mx.float16)},
+        lambda held: {**held, "k0": mx.array(1.0)},
+        lambda held: {**held, "k2": held["k1"], "v2": held["v1"]},
+        lambda held: {name: a for name, a in held.items() if name != "k1"},
+    ],
+)
+def test_keys_and_values_of_another_shape_are_refused(tiny, tmp_path, arrays):
+    begun(tiny, request(), 3).export_row("a", tmp_path / "row")
+    path = altered(tmp_path / "row", lambda about: None, arrays)
+    assert "its keys and values aren't those of" in refusal(tk.Engine(tiny), path)
+
+
+def test_a_directory_or_a_device_is_no_place_for_a_row(tiny, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    made = begun(tiny, request(), 3)
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ValueError, match="a directory or a device: name a file"):
+            made.export_row("a", path)
+    assert (tmp_path / "pipe").is_fifo()
+    assert same(made.run()["a"], tk.generate(tiny, [request()])["a"])

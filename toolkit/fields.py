@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["INT32", "Rules", "refusal", "show"]
+__all__ = ["INT32", "Rules", "one_line", "refusal", "show"]
 
 INT32 = 2**31 - 1
 _MOST_BIAS = 10_000.0
@@ -37,6 +37,12 @@ def show(value: Any, limit: int = 60) -> str:
         text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
     text = " ".join(text.encode("ascii", "backslashreplace").decode().split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def one_line(text: str) -> str:
+    """Somebody else's words on one line that any terminal can print, cut where they are long."""
+    text = " ".join(text[:1000].split())[:300]
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 @dataclass(frozen=True)

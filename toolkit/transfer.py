@@ -22,11 +22,12 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from . import noise
+from .fields import one_line
 from .forward import Forward, PackedForward
 from .live import Live
 from .models import Model
 from .policies import Policy
-from .requests import Request
+from .requests import Request, check
 
 FORMAT = 2
 _PLAIN = (
@@ -61,6 +62,8 @@ def write(path: str | Path, row: Live, model: Model, forward: Forward, policy: P
     """
     path = Path(path)
     packed = _packed(forward, policy, "export")
+    if path.exists() and not path.is_file():  # a device would be gone, with a file in its place
+        raise ValueError(f"{path}: a directory or a device: name a file, which may be there already")
     about = {
         "format": FORMAT,
         "stream": noise.STREAM,
@@ -94,15 +97,18 @@ def read(path: str | Path, model: Model, forward: Forward, policy: Policy) -> Li
         about = json.loads(metadata["row"])
         version = about["format"]
     except (RuntimeError, OSError, KeyError, ValueError, TypeError) as error:
-        why = "no such file" if not Path(path).exists() else str(error).splitlines()[0][:80]
+        why = "no such file" if not Path(path).exists() else one_line(str(error))[:80]
         raise ValueError(f"{path}: is not an exported row: {why}") from None
     try:
         _same_engine(path, version, about, model, packed)
         row = _row(path, about)
+        if fault := _fault(row, model) or _misfit(arrays, row.kept, packed):
+            raise ValueError(f"{path}: is not an exported row: {fault}")
         if row.kept:
             row.pairs = [(arrays[f"k{i}"], arrays[f"v{i}"]) for i in range(len(arrays) // 2)]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: is not an exported row: {type(error).__name__}: {error}") from None
+        why = one_line(f"{type(error).__name__}: {error}")
+        raise ValueError(f"{path}: is not an exported row: {why}") from None
     return row
 
 
@@ -119,7 +125,7 @@ def _same_engine(path: str | Path, version: int, about: Any, model: Model, packe
         if theirs != mine:
             if name == "model":
                 theirs, mine = f"{about['model']['name']} ({theirs[:8]})", f"{model.name} ({mine[:8]})"
-            raise ValueError(f"{path}: {name}={theirs}: must be this engine's, {mine}")
+            raise ValueError(f"{path}: {one_line(f'{name}={theirs}')}: must be this engine's, {mine}")
 
 
 def _row(path: str | Path, about: Any) -> Live:
@@ -139,6 +145,58 @@ def _row(path: str | Path, about: Any) -> Live:
         setattr(row, name, [math.nan if v is None else v for v in about["drawn"][name]])
     row.top = [tuple((token, logprob) for token, logprob in step) for step in about["top"]]
     return row
+
+
+def _fault(row: Live, model: Model) -> str:
+    """What no engine could have written, which would stop this one, siblings and all, in a later step."""
+    ids = isinstance(row.tokens, list) and all(_within(t, 0, model.vocab_size - 1) for t in row.tokens)
+    if not (ids and _within(row.prompt, 1, len(row.tokens))):
+        return "tokens: must be a prompt's ids and those generated, all in the vocabulary"
+    resumed, most = row.request.generated, row.request.max_tokens
+    count = len(row.generated) - len(resumed)
+    lists = (row.logprobs, row.margins, row.max_drift)
+    facts = {
+        "id": isinstance(row.id, str) and row.id != "" and row.request.id in ("", row.id),
+        "choice": _within(row.choice, 0, row.request.n - 1),
+        "seed": _within(row.seed, -(2**63), 2**63 - 1),
+        "generated": tuple(row.generated[: len(resumed)]) == resumed and len(row.generated) <= most,
+        "kept": _within(row.kept, 0, len(row.tokens) - 1),
+        "cached": _within(row.cached, 0, row.prompt),
+        "begun": isinstance(row.begun, bool),
+        "drawn": row.drawn is (count > 0),
+        "cohort": _within(row.cohort, 0, 2**63 - 1) and _within(row.place, 0, 2**63 - 1),
+        "kind": isinstance(row.kind, str),
+        "logprobs": all(len(a) == count and all(isinstance(v, float) for v in a) for a in lists),
+        "top": len(row.top) == count
+        and all(
+            _within(token, 0, model.vocab_size - 1) and isinstance(logprob, float)
+            for step in row.top
+            for token, logprob in step
+        ),
+    }
+    wrong = next((name for name, holds in facts.items() if not holds), None)
+    if wrong is not None:
+        return f"{wrong}: does not fit the rest of the row"
+    try:
+        check(row.request.replace(tokens=row.tokens[: row.prompt]), model)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _within(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _misfit(arrays: dict[str, mx.array], kept: int, packed: PackedForward) -> str:
+    """What is wrong with keys and values; those that the forward reads have these shapes and types."""
+    due: dict[str, Any] = {}
+    for i, g in enumerate(packed.store.geometry if kept else ()):
+        due[f"k{i}"] = (g.key_heads, kept, g.key_dim), g.dtype
+        due[f"v{i}"] = (g.value_heads, kept, g.value_dim), g.dtype
+    due = due or {"none": ((1,), mx.float32)}
+    fits = {name: (a.shape, a.dtype) for name, a in arrays.items()} == due
+    return "" if fits else f"its keys and values aren't those of {kept} tokens in {len(due) // 2} layers"
 
 
 def signature(model: Model) -> str:
