@@ -22,6 +22,7 @@ import mlx.core as mx
 from tqdm.auto import tqdm
 
 from . import backend, planning, policies, requests, transfer
+from .fields import show
 from .forward import PackedForward, Span, build
 from .forward.prefix import PrefixCache
 from .live import Live, alternatives
@@ -119,10 +120,14 @@ class Engine:
         ValueError
             One line, before anything runs: what the model can't take, or an id that is in the engine already.
         """
+        if not isinstance(request, Request):
+            raise ValueError(
+                f"request={show(request)}: must be a Request; of a prompt alone, Request(prompt)"
+            )
         number = self._submitted
         id = request.id or next(f"r{n}" for n in range(number, sys.maxsize) if f"r{n}" not in self._ids)
         if id in self._ids:
-            raise ValueError(f'id="{id}": is in the engine already; give each request an id of its own')
+            raise ValueError(f"id={show(id)}: is in the engine already; give each request an id of its own")
         prompt = requests.check(request, self.model)
         seed = request.seed
         if seed is None and not self.policy.shares:
@@ -161,7 +166,7 @@ class Engine:
         row = next((row for row in self._settled(id) if row.choice == choice), None)
         if row is None:
             raise ValueError(
-                f'choice={choice} for request "{id}": is not in the engine; it may have finished'
+                f"choice={show(choice)} for request {show(id)}: is not in the engine; it may have finished"
             )
         transfer.write(path, row, self.model, self.forward, self.policy)
         self._leave(row, "export")
@@ -170,7 +175,9 @@ class Engine:
         """Queue a row that another engine exported; returns its id. It goes on as it would have there."""
         row = transfer.read(path, self.model, self.forward, self.policy)
         if any(other.key == row.key or other.request != row.request for other in self._rows(row.id)):
-            raise ValueError(f'id="{row.id}": is in the engine already; import {path} when it has finished')
+            raise ValueError(
+                f"id={show(row.id)}: is in the engine already; import {path} when it has finished"
+            )
         row.order = self._submitted
         self._submitted += 1
         self._add(row)
@@ -401,8 +408,8 @@ class Engine:
 
     def _settled(self, id: str) -> list[Live]:
         """A request's rows that go on, once every draw has been read."""
-        if id not in self._ids:
-            raise ValueError(f'id="{id}": no such request in the engine; it may have finished')
+        if not isinstance(id, str) or id not in self._ids:
+            raise ValueError(f"id={show(id)}: no such request in the engine; it may have finished")
         self._collect()
         return list(self._rows(id))
 
@@ -450,8 +457,9 @@ def generate(
         One Completion for each request and choice, in order. A request that the model can't take has
         `finish_reason="error"` and one line in `error`; the others run.
     """
-    if isinstance(batch, Request) or not all(isinstance(request, Request) for request in batch):
-        raise ValueError(f"batch={batch!r:.60}: must be a list of Request; a prompt alone is Request(prompt)")
+    # A generator would be used up by looking at it.
+    if not isinstance(batch, Sequence) or not all(isinstance(request, Request) for request in batch):
+        raise ValueError(f"batch={show(batch)}: must be a list of Request; a prompt alone is Request(prompt)")
     engine = Engine(model, policy, forward, planner, invariant, max_rows, token_budget, prefix_cache)
     refused: dict[int, list[Completion]] = {}
     batch = requests.named(batch)

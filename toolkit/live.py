@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -139,8 +140,8 @@ class Live:
 
     def error(self, why: str | None) -> str:
         """What to say when its next token can't be drawn."""
-        whose = f'request "{self.id}"' + (f" choice {self.choice}" if self.request.n > 1 else "")
-        why = why or "no token can be drawn: its logits are NaN, or everything is excluded"
+        whose = f"request {json.dumps(self.id)}" + (f" choice {self.choice}" if self.request.n > 1 else "")
+        why = why or "no token can be drawn: its logits are NaN or +inf, or everything is excluded"
         return f"{whose}, position {len(self.tokens)}: {why}"
 
     def completion(self, model: Model, reason: str, **how: Any) -> Completion:

@@ -172,7 +172,7 @@ class Request:
         given = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(given) != 1:
             what = " and ".join(f"{name}={show(getattr(self, name), 20)}" for name in given) or "prompt=None"
-            whose = f' for request "{self.id}"' if self.id else ""
+            whose = f" for request {show(self.id)}" if self.id else ""
             raise ValueError(f"{what}{whose}: give exactly one of prompt, messages, tokens")
         if given == ["prompt"]:
             rules.text("prompt", self.prompt, "must be text; use tokens= for ids, messages= for a chat")
@@ -346,6 +346,11 @@ def check(request: Request, model: Model) -> list[int]:
     if request.allowed_tokens == ():
         rule = f"nothing may be drawn at position {start}; None allows every token"
         raise rules.refuse("allowed_tokens", [], rule)
+    banned = {token for token, bias in request.logit_bias if bias == -math.inf}
+    if banned.issuperset(range(vocab) if request.allowed_tokens is None else request.allowed_tokens):
+        what = "every token" if request.allowed_tokens is None else "every one of allowed_tokens"
+        rule = f"bans {what}, so nothing may be drawn at position {start}; leave one"
+        raise rules.refuse("logit_bias", dict(request.logit_bias), rule)
     if request.logprobs > vocab:
         raise rules.refuse("logprobs", request.logprobs, f"must be at most {vocab}, the model's vocabulary")
     if request.cached >= len(ids):
@@ -372,5 +377,5 @@ def _prompt_ids(request: Request, model: Model) -> list[int]:
         chat: Any = copy.deepcopy(list(request.messages or ()))
         return [int(token) for token in model.chat(chat)]
     except ValueError as error:
-        whose = f'request "{request.id}": ' if request.id else ""
+        whose = f"request {show(request.id)}: " if request.id else ""
         raise ValueError(whose + " ".join(str(error).split())) from None

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from .. import fields
 from ..requests import Request
 from .ranking import namespace
 
@@ -80,7 +81,7 @@ def allowed(requests: Sequence[Request], vocab: int) -> np.ndarray | None:
 def _inside(ids: Sequence[int], vocab: int, name: str, request: Request) -> np.ndarray:
     array = np.asarray(ids, dtype=np.int64)
     if array.size and (array.max() >= vocab or array.min() < 0):
-        whose = f' for request "{request.id}"' if request.id else ""
+        whose = f" for request {fields.show(request.id)}" if request.id else ""
         worst = int(array.max() if array.max() >= vocab else array.min())
         raise ValueError(f"{name}: {worst}{whose}: must be a token id in [0, {vocab})")
     return array
@@ -133,6 +134,14 @@ def _apply(xp: Any, logits: Any, ids: np.ndarray, bias: Any, theta: Any, less: A
     return mx.put_along_axis(logits, ids, value, axis=-1)
 
 
+def _logits(given: Any, vocab: int) -> mx.array:
+    """What a processor returned, where that is logits [vocab], or [1, vocab] as the peers' take and give."""
+    if not isinstance(given, mx.array) or given.shape not in ((vocab,), (1, vocab)):
+        what = f"an array {list(given.shape)}" if isinstance(given, mx.array) else type(given).__name__
+        raise ValueError(f"returned {what}: must be logits [{vocab}], an mx.array")
+    return given.astype(mx.float32).reshape(vocab)
+
+
 def _process(
     xp: Any, logits: Any, row: int, request: Request, history: History, errors: dict[int, str]
 ) -> Any:
@@ -141,10 +150,10 @@ def _process(
         tokens = [*history[0], *history[1]]
         for processor in request.processors:
             line = processor(tokens, line)
-        line = line.astype(mx.float32).reshape(logits.shape[-1])
+        line = _logits(line, logits.shape[-1])
         mx.eval(line)
     except Exception as error:  # a row's own code must not stop its siblings
-        errors[row] = f"processors: {type(error).__name__}: {error}"
+        errors[row] = "processors: " + fields.one_line(f"{type(error).__name__}: {error}")
         line = mx.full((logits.shape[-1],), mx.nan)
     if xp is np:
         logits = np.array(logits)

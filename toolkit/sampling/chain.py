@@ -17,7 +17,7 @@ import numpy as np
 from .. import noise
 from . import kernels, threads
 from .drift import max_drift
-from .filters import Run, Settings, surviving
+from .filters import Run, Settings, best, surviving
 from .ranking import Lists, at_places, namespace, rank, sizes
 from .typical import Typical, typical
 
@@ -144,19 +144,21 @@ def pick(found: Survivors, noise_at: Any) -> tuple[Any, Any, Any, Any]:
     lists = found.lists
     xp, alive = namespace(lists.z), found.alive
     scores = lists.z * found.settings.inverse
-    mass = xp.where(alive, xp.exp(scores), 0).sum(axis=-1, keepdims=True)
+    # Less the best survivor's: where XTC or typical-p took the best ids, the others may be far below them.
+    lead = best(lists.z, found.run) * found.settings.inverse
+    mass = xp.where(alive, xp.exp(scores - lead), 0).sum(axis=-1, keepdims=True)
     perturbed = scores + noise_at
     here = xp.where(alive, perturbed, -np.inf)
     drawn = xp.argmax(here, axis=-1)[:, None].astype(xp.int32)
-    best, margin = _lead(xp, here, drawn)
+    ahead, margin = _lead(xp, here, drawn)
     # Equal scores go to the lowest id, as in vocabulary order: rare, so the host looks only where it must.
     if xp is not np or not margin.all():
-        equal = xp.where(here == best, lists.ids, 1 << 30)
+        equal = xp.where(here == ahead, lists.ids, 1 << 30)
         drawn = xp.argmin(equal, axis=-1)[:, None].astype(xp.int32)
     drift = max_drift(
         lists, found.settings, found.stages, perturbed, drawn, margin, found.run.last[0], found.typical
     )
-    logprob = at_places(scores, drawn) - xp.log(mass)
+    logprob = at_places(scores, drawn) - lead - xp.log(mass)
     token = at_places(lists.ids, drawn)
     return tuple(a[:, 0] for a in (token, margin, logprob, drift))
 

@@ -138,7 +138,7 @@ def _top_n_sigma(at: At, run: Run) -> Run:
     xp = namespace(z)
     off = n == np.inf
     run = at.settled(run, off, mass=False)
-    floor = _best(z, run) - xp.where(off, 0, n) * at.lists.deviation(n < np.inf)
+    floor = best(z, run) - xp.where(off, 0, n) * at.lists.deviation(n < np.inf)
     # The deviation of the logits moves by at most the error, as their maximum does.
     slack = at.error * (2 + n)
     low = xp.maximum(reaching(z, floor + slack), run.first[0] + 1)
@@ -164,6 +164,8 @@ def _top_p(at: At, run: Run) -> Run:
         _below(at.before[:, :-1], start + share * (at.below(last) - start))
         for share, last in zip((low, high), run.last, strict=True)
     )
+    # One id stays, also where top_p or all that mass is too small for float32.
+    low, high = (xp.maximum(n, run.first[0] + 1) for n in (low, high))
     return at.shorten(run, off, low, high)
 
 
@@ -171,12 +173,13 @@ def _min_p(at: At, run: Run) -> Run:
     log_min_p, z = at.settings.columns["min_p"], at.lists.z
     xp, off = namespace(z), log_min_p == -np.inf
     run = at.settled(run, off, mass=False)
-    floor = _best(z, run) + (log_min_p - TIE) / at.beta
+    floor = best(z, run) + (log_min_p - TIE) / at.beta
     low = xp.maximum(reaching(z, floor + 2 * at.error), run.first[0] + 1)
     return at.shorten(run, off, low, reaching(z, floor - 2 * at.error))
 
 
-def _best(z: Any, run: Run) -> Any:
+def best(z: Any, run: Run) -> Any:
+    """The largest logit that survives: [rows, errors]."""
     xp = namespace(z)
     return at_places(z, xp.minimum(run.first[0], z.shape[-1] - 1))
 

@@ -136,6 +136,6 @@ def filtered(request: Request) -> bool:
 
 def check_order(order: Sequence[str]) -> tuple[str, ...]:
     """The order of filters and temperature, each once."""
-    if sorted(order) != sorted(ORDER):
-        raise ValueError(f"order={tuple(order)!r}: must be a permutation of {ORDER!r}")
+    if not isinstance(order, list | tuple) or sorted(map(str, order)) != sorted(ORDER):
+        raise ValueError(f"order={order!r}: must be a permutation of {ORDER!r}")
     return tuple(order)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .filters import TIE, At, Run, Settings, leading, surviving
+from .filters import TIE, At, Run, Settings, best, leading, surviving
 from .ranking import Lists, at_places, namespace
 
 
@@ -49,7 +49,8 @@ def typical(lists: Lists, settings: Settings, stages: tuple[str, ...]) -> Typica
     run = surviving(lists, settings, at.error, stages)
     place = xp.arange(count, dtype=xp.int32)[None]
     reached = (place >= run.first[0]) & (place < run.last[0])
-    energy = xp.where(reached, lists.z * at.beta, -np.inf)
+    # Less the best that reached it, which may be far below the best of all.
+    energy = xp.where(reached, (lists.z - best(lists.z, run)) * at.beta, -np.inf)
     p = xp.exp(energy)
     whole = p.sum(axis=-1, keepdims=True)
     p = p / whole
@@ -60,7 +61,9 @@ def typical(lists: Lists, settings: Settings, stages: tuple[str, ...]) -> Typica
     off_by, p = (at_places(a, order) for a in (off_by, p))
     mass = xp.concatenate([p[:, :1] * 0, xp.cumsum(p, axis=-1)], axis=-1)
     bound = settings.columns["typical_p"] * (1 - TIE)
-    kept = xp.minimum(leading(mass[:, :-1], bound, lambda m, b: m < b), run.last[0] - run.first[0])
+    # One id stays, also where typical_p is too small for float32.
+    kept = xp.maximum(leading(mass[:, :-1], bound, lambda m, b: m < b), 1)
+    kept = xp.minimum(kept, run.last[0] - run.first[0])
     # Positions of the kept in ranked order, then the rest.
     back = _argsort(xp, order)
     front = _argsort(xp, xp.where(back < kept, place, place + count))

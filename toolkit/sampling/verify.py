@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ..fields import show
 from .rows import Draw, Drawn
 from .sampler import sampler_for
 
@@ -79,7 +80,7 @@ def verify(logits: mx.array, draw: Draw, draft: Sequence[int]) -> Verified:
         accepted += 1
     if bad[accepted]:
         why = drawn.errors.get(
-            accepted, "no token can be drawn: its logits are NaN, or everything is excluded"
+            accepted, "no token can be drawn: its logits are NaN or +inf, or everything is excluded"
         )
-        raise ValueError(f'request "{draw.request.id}", position {draw.position + accepted}: {why}')
+        raise ValueError(f"request {show(draw.request.id)}, position {draw.position + accepted}: {why}")
     return Verified(accepted, tuple(tokens[: accepted + 1]), drawn)
