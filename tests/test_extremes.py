@@ -152,3 +152,13 @@ def test_what_is_no_request_is_refused(tiny, given):
 def test_a_batch_that_can_be_read_only_once_is_refused_and_not_taken_for_an_empty_one(tiny, made):
     with pytest.raises(ValueError, match=r"^batch=.*must be a list of Request"):
         tk.generate(tiny, made())
+
+
+def test_the_way_out_for_a_model_that_cannot_be_invariant_is_one():
+    model = tk.tiny(0, model_type="mamba")
+    with pytest.raises(ValueError, match=r"^invariant=True: .* can't run packed: .*; leave invariant out$"):
+        tk.Engine(model, invariant=True)
+    with pytest.warns(UserWarning, match="can't run packed"):
+        engine = tk.Engine(model)
+    engine.submit(ask())
+    assert engine.run()[0].finish_reason == "length"

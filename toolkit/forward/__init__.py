@@ -37,7 +37,7 @@ def build(model: Model, name: str, invariant: bool | str) -> tuple[Forward, bool
     except Unpackable as error:
         if invariant is True:
             raise ValueError(
-                f'invariant=True: {model.name} can\'t run packed: {error}; use forward="sequential"'
+                f"invariant=True: {model.name} can't run packed: {error}; leave invariant out"
             ) from None
         warnings.warn(f"{model.name} can't run packed: {error}. Its rows run one at a time.", stacklevel=3)
         return SequentialForward(model), False
