@@ -508,3 +508,20 @@ def test_a_vocabulary_of_one_and_ids_out_of_range(library):
         draw_keyed(mx.zeros((1, 5)), seeded([ask(allowed_tokens=[9])]))
     with pytest.raises(ValueError, match="histories=None"):
         Sampler(seeded([ask(repetition_penalty=2.0)])).draw(mx.zeros((1, 5)), [0])
+
+
+@pytest.mark.parametrize("vocab", [60, 300, 1024, 1025, 3000])
+def test_no_empty_array_is_concatenated_which_a_gpu_does_not_bear(vocab, monkeypatch):
+    whole, seen = mx.concatenate, []
+
+    def checked(arrays, axis=0, **options):
+        seen.extend(a.size for a in arrays)
+        return whole(arrays, axis, **options)
+
+    monkeypatch.setattr(rows_module, "library", lambda: mx)
+    monkeypatch.setattr(mx, "concatenate", checked)
+    some = {"top_p": 0.9}, {"top_k": 5}, {"xtc_probability": 1.0, "top_k": 9}, {"typical_p": 0.5}, {}
+    draws = [Draw(Request("x", **parameters), i) for i, parameters in enumerate(some)]
+    logits = mx.random.normal((len(draws), vocab), key=mx.random.key(vocab))
+    mx.eval(Sampler(draws).draw(logits, [7] * len(draws)).arrays())
+    assert seen and min(seen) > 0

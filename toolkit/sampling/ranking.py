@@ -163,7 +163,7 @@ def _prefix(xp: Any, weights: Any) -> Any:
         before = np.zeros((rows, count + 1))
         np.cumsum(weights, axis=-1, dtype=np.float64, out=before[:, 1:])
         return before
-    if count <= 1024:
+    if count <= 1024:  # as one block: with none before it, CUDA would not bear the empty array below
         sums = xp.cumsum(weights, axis=-1)
     else:  # in two levels, so that float32 rounding stays near 1e-6 over a whole vocabulary
         width = 256
