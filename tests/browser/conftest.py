@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from lab import ROOT, Lab, Notebook, running
 from playwright.sync_api import Browser, sync_playwright
+from steps import RUN_ALL
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NO_BROWSER = (
+    "found no browser to drive: put chromium or google-chrome on the PATH (Debian: apt-get install chromium, "
+    "as .ci/run does) and run make unit again"
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "browser" in item.path.parts:
             item.add_marker(pytest.mark.browser)
             if not CHROMIUM:
-                item.add_marker(pytest.mark.skip(reason="no Chromium: apt-get install chromium"))
+                item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +53,7 @@ def read(lab: Lab, opened: Callable[..., Notebook]) -> Callable[[str], Notebook]
         lab.add(ROOT / "notebooks" / f"{name}.ipynb")
         page = opened(f"{name}.ipynb")
         spent = page.run_all()
-        print(f"\n{name}: ran in {spent:.1f} s")
+        print(f"\n{name}: ran in {spent:.1f} s of {RUN_ALL}")
         assert page.errors() == []
         assert page.strays == []
         return page

@@ -22,6 +22,25 @@ def changed(picture: Live, action: Callable[[], None]) -> float:
     return spent
 
 
+def typed(
+    page: Notebook, label: str, *texts: str, watch: Callable[[Callable[[], None]], float]
+) -> list[float]:
+    """Fill in a text field and press Enter, for each text; `watch` does the pressing and times it."""
+    spent = []
+    for text in texts:
+        page.control(label).fill(text)
+        spent.append(watch(lambda: page.control(label).press("Enter")))
+    return spent
+
+
+def finished(page: Notebook, name: str, cached: list[float], fresh: list[float]) -> None:
+    """The end of a notebook's test: times told, no error on the page, pictures taken."""
+    timed("cached", cached, CACHED)
+    timed("fresh", fresh, FRESH)
+    assert page.errors() == []
+    looked_at(page, name)
+
+
 def timed(what: str, spent: list[float], limit: float) -> None:
     p95 = float(np.percentile(spent, 95))
     print(f"{what}: median {np.median(spent):.0f} ms, 95th percentile {p95:.0f} ms of {limit:.0f}")

@@ -1,8 +1,10 @@
 """The notebooks of first-token distributions and of streams, as their reader meets them."""
 
+from functools import partial
+
 import pytest
 from lab import Live, Notebook
-from steps import CACHED, FRESH, changed, drag, looked_at, timed
+from steps import FRESH, changed, drag, finished, looked_at, timed, typed
 
 pytestmark = pytest.mark.real
 LONG = 15_000  # milliseconds, for the first 10,000 seeds without filters
@@ -41,14 +43,10 @@ def test_first_token_distributions(read):
     assert "playing with a ball" in picture.words() and "a ball”" not in picture.words()
     spent += [changed(picture, page.page.get_by_role("button", name="◀ Take one back").click) for _ in "12"]
     assert "playing with a”" in picture.words()
-    for prompt in ("Yesterday I went to the", "My favourite thing is"):
-        page.control("Prompt").fill(prompt)
-        fresh.append(changed(picture, lambda: page.control("Prompt").press("Enter")))
-    timed("cached", spent, CACHED)
-    timed("fresh", fresh, FRESH)
+    prompts = "Yesterday I went to the", "My favourite thing is"
+    fresh += typed(page, "Prompt", *prompts, watch=partial(changed, picture))
     timed("first 10,000 seeds", many, LONG)
-    assert page.errors() == []
-    looked_at(page, "02_first_token_distributions")
+    finished(page, "02_first_token_distributions", spent, fresh)
 
 
 def test_streams_and_arrivals(read):

@@ -1,7 +1,7 @@
 """The notebooks on drift and batch invariance as their reader meets them: each control moved and read."""
 
 import pytest
-from steps import CACHED, FRESH, changed, drag, looked_at, timed
+from steps import changed, drag, finished
 
 pytestmark = pytest.mark.real
 
@@ -31,10 +31,7 @@ def test_forward_drift(read):
     for value in ("16-bit results", "float32", "16-bit results"):
         fresh += [changed(picture, lambda v=value: arithmetic.select_option(v))]
     assert any("fate: could change" in label for label in picture.figures())
-    timed("cached", cached, CACHED)
-    timed("fresh", fresh, FRESH)
-    assert page.errors() == []
-    looked_at(page, "04_forward_drift")
+    finished(page, "04_forward_drift", cached, fresh)
 
 
 def test_batch_invariance(read):
@@ -61,7 +58,4 @@ def test_batch_invariance(read):
     for label in ("Chunks of", "Cached", "Decoded"):
         fresh += drag(page, picture, label, "ArrowRight", "ArrowRight")
         assert "5 of 5 runs have the alone run's bits" in picture.words()
-    timed("cached", cached, CACHED)
-    timed("fresh", fresh, FRESH)
-    assert page.errors() == []
-    looked_at(page, "05_batch_invariance")
+    finished(page, "05_batch_invariance", cached, fresh)

@@ -1,9 +1,12 @@
 """Each notebook as its reader meets it: run all, move every control twice, read the figures, both themes."""
 
+from functools import partial
+
 import pytest
-from steps import CACHED, FRESH, changed, drag, looked_at, timed
+from steps import changed, drag, finished, typed
 
 pytestmark = pytest.mark.real
+PROMPTS = "My favourite thing is", "In the middle of the night the old man"
 
 
 def test_quickstart(read):
@@ -25,16 +28,10 @@ def test_quickstart(read):
     for _ in range(2):  # under keyed, who else is there changes nothing
         fresh.append(picture.after(page.control("b is in the batch").click))
         assert picture.figures() == before
-    for prompt in ("Last week we all went to the", "On Sunday she drove to the"):
-        page.control("b's prompt").fill(prompt)
-        fresh.append(picture.after(lambda: page.control("b's prompt").press("Enter")))
-    for prompt in ("My favourite thing is", "In the middle of the night the old man"):
-        page.control("a's prompt").fill(prompt)
-        fresh.append(changed(picture, lambda: page.control("a's prompt").press("Enter")))
-    timed("cached", cached, CACHED)
-    timed("fresh", fresh, FRESH)
-    assert page.errors() == []
-    looked_at(page, "00_quickstart")
+    theirs = "Last week we all went to the", "On Sunday she drove to the"
+    fresh += typed(page, "b's prompt", *theirs, watch=picture.after)
+    fresh += typed(page, "a's prompt", *PROMPTS, watch=partial(changed, picture))
+    finished(page, "00_quickstart", cached, fresh)
 
 
 def test_last_seed_wins(read):
@@ -55,13 +52,8 @@ def test_last_seed_wins(read):
     for label in ("Seeds each", "First seed"):
         towards = "ArrowLeft" if label == "Seeds each" else "ArrowRight"
         spent += drag(page, matrix, label, towards, towards)
-    for prompt in ("My favourite thing is", "In the middle of the night the old man"):
-        page.control("a's prompt").fill(prompt)
-        fresh.append(changed(matrix, lambda: page.control("a's prompt").press("Enter")))
-    timed("cached", spent, CACHED)
-    timed("fresh", fresh, FRESH)
-    assert page.errors() == []
-    looked_at(page, "01_last_seed_wins")
+    fresh += typed(page, "a's prompt", *PROMPTS, watch=partial(changed, matrix))
+    finished(page, "01_last_seed_wins", spent, fresh)
 
 
 def test_cohort_planning(read):
@@ -78,7 +70,4 @@ def test_cohort_planning(read):
     window.fill("a fifty")
     window.blur()
     page.page.get_by_text("must be a length").wait_for()
-    timed("cached", spent, CACHED)
-    timed("fresh", fresh, FRESH)
-    assert page.errors() == []
-    looked_at(page, "03_cohort_planning")
+    finished(page, "03_cohort_planning", spent, fresh)
