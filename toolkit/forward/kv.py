@@ -140,7 +140,7 @@ class KVStore:
                 slab.rows[slot] = row
                 self.places[row] = Place(slab, slot, old.length if old else 0)
                 if old is not None:
-                    self._copy(old, self.places[row])
+                    self._put(self.places[row], self._get(old, old.length), old.length)
                     old.slab.dirty.add(old.slot)  # a prompt that moves between chunks has shown no logits yet
                     self._free(old)
 
@@ -155,26 +155,13 @@ class KVStore:
     def read(self, row: Hashable, length: int | None = None) -> list[tuple[mx.array, mx.array]]:
         """The first `length` tokens' keys and values, `[heads, length, dim]` each, a pair a layer."""
         place = self.places[row]
-        length = place.length if length is None else length
-        slab, slots = place.slab, len(place.slab.rows)
-        layers = zip(slab.keys, slab.values, self.geometry, strict=True)
-        return [
-            (in_rows(k, slots, slab.capacity, g.key_heads, self.split)[place.slot, :, :length],
-             in_rows(v, slots, slab.capacity, g.value_heads, self.split)[place.slot, :, :length])
-            for k, v, g in layers
-        ]  # fmt: skip
+        return self._get(place, place.length if length is None else length)
 
     def write(self, row: Hashable, pairs: Iterable[tuple[mx.array, mx.array]], length: int) -> None:
         """Put `length` tokens' keys and values at the start of a (new) row."""
         self.reserve({row: length})
-        place = self.places[row]
-        slab = place.slab
-        for layer, pair in enumerate(pairs):
-            for kept, new in zip((slab.keys, slab.values), pair, strict=True):
-                part = new[:, :length] if self.split else new[:, :length].swapaxes(0, 1)
-                lines = slab.lines(place.slot, length, len(new) if self.split else 1)
-                kept[layer][lines] = part.reshape(-1, kept[layer].shape[1])
-        slab.blank, place.length = False, length
+        self._put(self.places[row], pairs, length)
+        self.places[row].length = length
 
     def take(self) -> dict[str, tuple[list[mx.array], list[mx.array]]]:
         """Every slab's arrays, handed over: no reference stays here, so a step can write them in place."""
@@ -200,30 +187,36 @@ class KVStore:
             return
         by = steps(len(slab.rows) + by) - len(slab.rows)
         size = by * slab.capacity
-        fresh_keys: list[mx.array] = []
-        fresh_values: list[mx.array] = []
-        for g in self.geometry:
-            for fresh, heads, dim in (
-                (fresh_keys, g.key_heads, g.key_dim),
-                (fresh_values, g.value_heads, g.value_dim),
-            ):
-                parts = heads if self.split else 1
-                fresh.append(mx.zeros((size * parts, heads * dim // parts), g.dtype))
+        keys = [self._blank(size, g.key_heads, g.key_dim, g.dtype) for g in self.geometry]
+        values = [self._blank(size, g.value_heads, g.value_dim, g.dtype) for g in self.geometry]
         if slab.rows:
-            slab.keys = [mx.concatenate(pair) for pair in zip(slab.keys, fresh_keys, strict=True)]
-            slab.values = [mx.concatenate(pair) for pair in zip(slab.values, fresh_values, strict=True)]
-        else:
-            slab.keys, slab.values = fresh_keys, fresh_values
+            keys, values = (
+                [mx.concatenate(pair) for pair in zip(old, new, strict=True)]
+                for old, new in ((slab.keys, keys), (slab.values, values))
+            )
+        slab.keys, slab.values = keys, values
         slab.rows += [None] * by
 
-    def _copy(self, old: Place, new: Place) -> None:
-        for layer, g in enumerate(self.geometry):
-            to = (new.slab.keys, g.key_heads), (new.slab.values, g.value_heads)
-            for (kept, heads), held in zip(to, (old.slab.keys, old.slab.values), strict=True):
-                parts = heads if self.split else 1
-                mine = held[layer][old.slab.lines(old.slot, old.length, parts)]
-                kept[layer][new.slab.lines(new.slot, old.length, parts)] = mine
-        new.slab.blank = False
+    def _blank(self, tokens: int, heads: int, dim: int, dtype: mx.Dtype) -> mx.array:
+        return mx.zeros((tokens * heads, dim) if self.split else (tokens, heads * dim), dtype)
+
+    def _get(self, place: Place, length: int) -> list[tuple[mx.array, mx.array]]:
+        slab, slots = place.slab, len(place.slab.rows)
+        layers = zip(slab.keys, slab.values, self.geometry, strict=True)
+        return [
+            (in_rows(k, slots, slab.capacity, g.key_heads, self.split)[place.slot, :, :length],
+             in_rows(v, slots, slab.capacity, g.value_heads, self.split)[place.slot, :, :length])
+            for k, v, g in layers
+        ]  # fmt: skip
+
+    def _put(self, place: Place, pairs: Iterable[tuple[mx.array, mx.array]], length: int) -> None:
+        slab = place.slab
+        for layer, pair in enumerate(pairs):
+            for kept, new in zip((slab.keys, slab.values), pair, strict=True):
+                part = new[:, :length] if self.split else new[:, :length].swapaxes(0, 1)
+                lines = slab.lines(place.slot, length, len(new) if self.split else 1)
+                kept[layer][lines] = part.reshape(-1, kept[layer].shape[1])
+        slab.blank = False
 
     def _free(self, place: Place) -> None:
         place.slab.rows[place.slot] = None
