@@ -18,21 +18,28 @@ from tqdm import tqdm
 
 from toolkit import backend
 from toolkit.forward.shapes import Shapes
+from toolkit.models import DTYPES
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="smollm2", help="smollm2, tiny, a directory or a .gguf file")
-    parser.add_argument("--family", default="llama", help="of the tiny model")
+    parser.add_argument("--model", default="smollm2",
+                        help="what toolkit takes; or tiny, or architecture (see tests/architectures.py), "
+                             "or random (weights, of the shape of Qwen3-0.6B)")  # fmt: skip
+    parser.add_argument("--family", default="llama", help="of the tiny model, or the architecture")
+    parser.add_argument("--window", type=int, default=0, help="the tiny model's sliding window")
+    parser.add_argument("--dtype", default="", choices=["", *DTYPES], help="convert its weights")
+    parser.add_argument("--bits", type=int, default=0, help="quantize the random model")
     parser.add_argument("--rows", type=int, default=32, help="requests")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each generates")
     parser.add_argument("--longest", type=int, default=200, help="tokens of the longest prompt")
     options = parser.parse_args()
-    setting = ways.Setting(options.model, options.family)
+    setting = ways.Setting(options.model, options.family, options.window, options.dtype, options.bits)
     model = setting.model()
     engines = ways.Engines(model)
-    text = model if options.model != "tiny" else None
-    batch = ways.requests(options.rows, options.tokens, options.longest, 256, text)
+    text = model if options.model not in ("tiny", "architecture", "random") else None
+    vocab = min(256, model.vocab_size)
+    batch = ways.requests(options.rows, options.tokens, options.longest, vocab, text)
 
     known = ways.ways(setting)
     controls = {

@@ -14,11 +14,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import architectures
+
+from toolkit import precision
+from toolkit.bench import workloads
 from toolkit.forward import PackedForward
 from toolkit.forward.shapes import Shapes
+from toolkit.models import DTYPES
 
 Row = tuple[str, int]
 Line = tuple[tuple[int, ...], tuple[float | None, ...]]
@@ -34,16 +39,44 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A model by name; of a tiny one, its family and its sliding window, if that has one."""
+    """A model by name.
+
+    Parameters
+    ----------
+    name : str
+        What `toolkit.load` takes; "tiny"; "architecture", the model that `architectures` makes of a family;
+        or "random", random weights of the shape of Qwen3-0.6B.
+    family : str
+        Of a tiny model, or an architecture.
+    window : int
+        A tiny model's sliding window; 0 for none that matters.
+    dtype : str
+        Convert a tiny model's or an architecture's weights; the default leaves them.
+    bits : int
+        Quantize the random model; 0 doesn't.
+    """
 
     name: str = "smollm2"
     family: str = "llama"
     window: int = 0
+    dtype: str = ""
+    bits: int = 0
 
     def model(self) -> tk.Model:
-        if self.name != "tiny":
+        if self.name == "random":
+            return workloads.random_qwen3(self.bits)
+        if self.name == "tiny":
+            made = tk.tiny(1, model_type=self.family, **{"sliding_window": self.window or 4096})
+        elif self.name == "architecture":
+            vocab = architectures.VOCAB
+            made = tk.Model(self.family, architectures.build(self.family), workloads.Numbers(vocab), vocab,
+                            None, frozenset(), architectures.config(self.family), "float32")  # fmt: skip
+        else:
             return tk.load(self.name)
-        return tk.tiny(1, model_type=self.family, **{"sliding_window": self.window or 4096})
+        if not self.dtype:
+            return made
+        precision.convert(made.module, DTYPES[self.dtype], dequantize=False, progress=False)
+        return replace(made, dtype=self.dtype)
 
 
 class Engines:
@@ -202,8 +235,7 @@ def moved(engines: Engines, batch: Sequence[tk.Request], expected: Lines, settin
     with tempfile.TemporaryDirectory() as directory:
         for id in rows:
             engine.export_row(id, Path(directory) / f"{id}.safetensors")
-        shapes = [*vars(engines.forward.shapes).values()]
-        about = json.dumps([setting.name, setting.family, setting.window, shapes, directory])
+        about = json.dumps([asdict(setting), asdict(engines.forward.shapes), directory])
         there = subprocess.run([sys.executable, __file__, about], capture_output=True, text=True)
         assert there.returncode == 0, there.stderr
     done |= lines(engine.run())
@@ -259,8 +291,9 @@ def ways(setting: Setting) -> dict[str, Callable[[Engines, Sequence[tk.Request],
 
 def import_and_run(about: str) -> None:
     """What the other process does."""
-    name, family, window, shapes, directory = json.loads(about)
-    engine = Engines(Setting(name, family, window).model(), Shapes(*shapes[:4], tuple(shapes[4])))()
+    setting, shapes, directory = json.loads(about)
+    shapes["skip"] = tuple(shapes["skip"])
+    engine = Engines(Setting(**setting).model(), Shapes(**shapes))()
     for path in sorted(Path(directory).iterdir()):
         engine.import_row(path)
     json.dump([[c.id, c.choice, c.tokens, c.logprobs] for c in engine.run()], sys.stdout)
