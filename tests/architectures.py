@@ -205,10 +205,10 @@ def config(model_type: str) -> dict[str, Any]:
     return {"model_type": model_type, "vocab_size": VOCAB, "text_config": text}
 
 
-def build(model_type: str, seed: int = 0) -> nn.Module:
-    """A tiny model with seeded random float32 weights."""
+def build(model_type: str, seed: int = 0, **changes: Any) -> nn.Module:
+    """A tiny model with seeded random float32 weights; `changes` to its configuration."""
     module = importlib.import_module(f"mlx_lm.models.{model_type}")
-    model = module.Model(module.ModelArgs.from_dict(config(model_type)))
+    model = module.Model(module.ModelArgs.from_dict({**config(model_type), **changes}))
     model.eval()
     rng = np.random.default_rng(seed)
     old = sorted(tree_flatten(model.parameters()))

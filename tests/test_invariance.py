@@ -20,7 +20,7 @@ FAMILIES = [
     *(Setting("tiny", family) for family in (
         "llama", "qwen2", "qwen3", "qwen3_moe", "gemma", "phi3", "olmo2", "cohere", "mixtral", "gpt2",
         "stablelm", "glm4", "deepseek_v3")),
-    *(Setting("tiny", family, window=16) for family in ("gemma3_text", "gpt_oss")),
+    *(Setting("tiny", family, changes={"sliding_window": 16}) for family in ("gemma3_text", "gpt_oss")),
 ]  # fmt: skip
 # On every family, and most on the real model; all of them on one tiny one.
 FEW = ("permuted", "half of them adopted", "token budget 64", "preempted and resumed", "prefix cache on",

@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import architectures
 
@@ -48,8 +49,8 @@ class Setting:
         or "random", random weights of the shape of Qwen3-0.6B.
     family : str
         Of a tiny model, or an architecture.
-    window : int
-        A tiny model's sliding window; 0 for none that matters.
+    changes : dict
+        To a tiny model's or an architecture's configuration.
     dtype : str
         Convert a tiny model's or an architecture's weights; the default leaves them.
     bits : int
@@ -58,7 +59,7 @@ class Setting:
 
     name: str = "smollm2"
     family: str = "llama"
-    window: int = 0
+    changes: dict[str, Any] = field(default_factory=dict, hash=False)
     dtype: str = ""
     bits: int = 0
 
@@ -66,11 +67,12 @@ class Setting:
         if self.name == "random":
             return workloads.random_qwen3(self.bits)
         if self.name == "tiny":
-            made = tk.tiny(1, model_type=self.family, **{"sliding_window": self.window or 4096})
+            made = tk.tiny(1, model_type=self.family, **self.changes)
         elif self.name == "architecture":
             vocab = architectures.VOCAB
-            made = tk.Model(self.family, architectures.build(self.family), workloads.Numbers(vocab), vocab,
-                            None, frozenset(), architectures.config(self.family), "float32")  # fmt: skip
+            module = architectures.build(self.family, **self.changes)
+            made = tk.Model(self.family, module, workloads.Numbers(vocab), vocab, None, frozenset(),
+                            {**architectures.config(self.family), **self.changes}, "float32")  # fmt: skip
         else:
             return tk.load(self.name)
         if not self.dtype:

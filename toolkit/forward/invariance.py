@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Check", "Verdict", "resolve", "verdict"]
 
-PROBE = 3
+PROBE = 4
 """Raised when the probe or the arithmetic of `attention` changes: older verdicts are not believed."""
 
 _known: dict[Path, Verdict] = {}

@@ -236,6 +236,7 @@ class Tracing:
         self.fits = True
         self.geometry: dict[int, Geometry] = {}
         self.heads: dict[int, int] = {}
+        self.sinks: dict[int, bool] = {}
 
     def attend(
         self,
@@ -245,13 +246,14 @@ class Tracing:
         queries: mx.array,
         keys: mx.array,
         values: mx.array,
-        *_: Any,
+        scale: float,
+        sinks: mx.array | None,
     ) -> mx.array:
         self.fits &= queries.shape[-1] == keys.shape[-1] and queries.shape[2] == 1
         geometry = Geometry(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3], keys.dtype)
         if self.geometry.setdefault(position, geometry) != geometry:
             raise Unpackable("one layer attends over different keys")
-        self.heads[position] = queries.shape[1]
+        self.heads[position], self.sinks[position] = queries.shape[1], sinks is not None
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
 
 

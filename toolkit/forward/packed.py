@@ -19,7 +19,7 @@ from mlx_lm.models import cache as mlx_cache
 from .. import backend
 from ..models import Model
 from .attach import Caches, attached, functions_of, selecting
-from .kv import Geometry, KVStore
+from .kv import KVStore
 from .layers import LayerCache, Step, Tracing, Unpackable
 from .layout import Group, Placed, plan
 from .selfcheck import agrees, allowance
@@ -50,8 +50,9 @@ class PackedForward:
         self.view = selecting(model.module)
         self.names = functions_of(model.module, self.cpu)
         self.apart: set[int] = set()
-        geometry, heads = self._discover()
-        self.attending = sorted({(g, heads[position]) for position, g in geometry.items()}, key=str)
+        traced = self._discover()
+        geometry = dict(sorted(traced.geometry.items()))
+        self.attending = sorted({(g, traced.heads[i], traced.sinks[i]) for i, g in geometry.items()}, key=str)
         self.layers = {position: layer for layer, position in enumerate(geometry)}
         least = 128 if self.cpu else 256
         bucket = max(shapes.bucket, 64 if self.cpu else 256)
@@ -59,7 +60,10 @@ class PackedForward:
         self.piece = max(shapes.bucket, least) * (1 if self.cpu else 4)
         self.compile = not self.cpu if compile is None else compile
         self._compiled: dict[tuple, Any] = {}
-        error = agrees(model, self)
+        try:
+            error = agrees(model, self)
+        except RuntimeError as failed:  # MLX's own, of a kernel that this device can't run
+            raise Unpackable(f"a step of it fails here ({str(failed).strip():.120})") from None
         if not error <= allowance(model):
             raise Unpackable(f"packed, its logits are off by {error:.2g} of their standard deviation")
 
@@ -156,8 +160,8 @@ class PackedForward:
         places = count()
         return [_layer_cache(cache, step, places) for cache in mlx_cache.make_prompt_cache(self.model.module)]
 
-    def _discover(self) -> tuple[dict[int, Geometry], dict[int, int]]:
-        """Each layer's cache geometry and query heads, from a forward that is traced and never computed."""
+    def _discover(self) -> Tracing:
+        """What each layer caches and how it attends, from a forward that is traced and never computed."""
         for _ in range(2):  # again, where layers turn out to keep a part of their keys apart
             step = Tracing(self.apart)
             caches = self.caches(step)
@@ -183,7 +187,7 @@ class PackedForward:
             raise Unpackable("queries and keys of one layer differ in width")
         if not step.geometry:
             raise Unpackable("its layers don't attend through scaled_dot_product_attention with a KV cache")
-        return dict(sorted(step.geometry.items())), step.heads
+        return step
 
     def _plan(
         self, spans: Sequence[Span], carried: bool

@@ -77,7 +77,7 @@ class Subject:
         slow = cpu and (model.dtype != "float32" or quantized)
         bucket = max(BUCKETS if cpu else GPU_BUCKETS)
         longest = max(12 * bucket, min(LONGEST, round_up(model.context or LONGEST, bucket)))
-        trials = [Trial(layer, heads, longest) for layer, heads in PackedForward(model, PLAIN).attending]
+        trials = [Trial(*layer, longest) for layer in PackedForward(model, PLAIN).attending]
         lengths = LENGTHS + (MORE_LENGTHS if not cpu or (elsewhere and not slow) else ())
         return cls(model, body, head, trials, slow, lengths, hasty)
 

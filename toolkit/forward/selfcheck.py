@@ -23,6 +23,8 @@ from .attach import Caches, attached
 from .spans import Span
 
 LENGTHS = (13, 8, 3)
+LONG = 300
+"""Tokens of a GPU's long prompt: some of its kernels can't be launched for many tokens."""
 FARTHEST = 30_000
 ROUNDING = {"float32": 0.001, "float16": 0.006, "bfloat16": 0.024}
 """What rounding may make, times the square root of twice the number of layers. Tiny models of every family
@@ -82,6 +84,8 @@ def _prompts(model: Model, lengths: Sequence[int]) -> list[np.ndarray]:
 def _differences(model: Model, forward: Any) -> Iterator[float]:
     worst = np.max if model.dtype == "float32" else np.median
     yield from _rows(model, forward, _prompts(model, [n + 1 for n in LENGTHS]), worst)
+    if not backend.on_cpu():
+        yield from _rows(model, forward, _prompts(model, [min(LONG, model.context or LONG)]), worst)
     for window in _windows(model):
         yield from _rows(model, forward, _prompts(model, [window + n for n in (2, 4, 7)]), worst)
     if forward.name == "packed" and (places := _far(model)):

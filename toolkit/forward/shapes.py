@@ -18,7 +18,7 @@ class Shapes:
     tile : int
         Tokens through the layers come in multiples of this.
     head : int
-        Tokens through the output head go in groups of exactly this many (1: all together, as they fall).
+        Tokens through the output head come in multiples of this.
     block : int
         Queries of one attention call come in multiples of this. Where grouped heads are folded into the
         query block, the folded rows count.

@@ -52,16 +52,18 @@ class Check:
 class Trial:
     """Queries of one geometry, each at its own position, over keys that hold up to `longest` tokens."""
 
-    def __init__(self, layer: Geometry, heads: int, longest: int = LONGEST):
+    def __init__(self, layer: Geometry, heads: int, sinks: bool = False, longest: int = LONGEST):
         self.layer, self.heads, self.longest, self.cpu = layer, heads, longest, backend.on_cpu()
         self.multiples = MULTIPLES if self.cpu else GPU_MULTIPLES
         self.rng = np.random.default_rng(0)
         self.q = self._random(1, longest, heads, layer.key_dim)
         self.k = self._random(1, layer.key_heads, longest, layer.key_dim)
         self.v = self._random(1, layer.value_heads, longest, layer.value_dim)
+        self.sinks = self._random(heads) if sinks else None
 
     def __str__(self) -> str:
-        return f"{self.heads} heads of {self.layer.key_dim}, {self.layer.key_heads} KV"
+        sinks = "" if self.sinks is None else ", sinks"
+        return f"{self.heads} heads of {self.layer.key_dim}, {self.layer.key_heads} KV{sinks}"
 
     @cached_property
     def narrow(self) -> Trial:
@@ -69,7 +71,8 @@ class Trial:
         kv = self.layer.key_heads
         if not self.cpu or kv == 1 or self.layer.value_heads != kv:
             return self
-        return Trial(replace(self.layer, key_heads=1, value_heads=1), self.heads // kv, self.longest)
+        one = replace(self.layer, key_heads=1, value_heads=1)
+        return Trial(one, self.heads // kv, self.sinks is not None, self.longest)
 
     def call(self, where: np.ndarray, keys: int, block: int, beside: bool = False) -> np.ndarray:
         """Queries at these positions over that many keys, in one call; other rows beside if asked."""
@@ -85,7 +88,7 @@ class Trial:
             k, v = (mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2) for a in (k, v))
         mask = attention.visible(mx.array(where)[None], keys, None)
         mask = mask if self.cpu else mx.where(mask, 0, -mx.inf).astype(q.dtype)
-        out = attention.attend(q, k, v, mask, q.shape[3] ** -0.5, None, block, self.cpu)
+        out = attention.attend(q, k, v, mask, q.shape[3] ** -0.5, self.sinks, block, self.cpu)
         return np.array(out[-1, :count].astype(mx.float32))
 
     def skip(self, rule: Shapes) -> tuple[int, ...]:
