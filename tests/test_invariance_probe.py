@@ -18,8 +18,9 @@ import pytest
 
 import toolkit as tk
 from toolkit import backend
-from toolkit.forward import Unpackable, attention, invariance, probe
+from toolkit.forward import PackedForward, attention, invariance, probe
 from toolkit.forward.kv import Geometry, KVStore, in_rows
+from toolkit.forward.packed import Unpackable
 from toolkit.forward.shapes import PLAIN, Shapes
 from toolkit.forward.trials import Trial
 
@@ -286,6 +287,15 @@ def test_a_model_that_cannot_run_packed_has_no_verdict(apart, monkeypatch):
     with pytest.raises(Unpackable):
         invariance.verdict(tk.tiny())
     assert not (apart / "invariance").exists()
+
+
+def test_a_layer_with_sinks_is_tried_with_sinks():
+    found = PackedForward(tk.tiny(model_type="gpt_oss"), PLAIN).attending
+    assert found and all(sinks for *_, sinks in found)
+    assert not any(sinks for *_, sinks in PackedForward(tk.tiny(), PLAIN).attending)
+    with_, without = (Trial(*found[0][:2], sinks=sinks, longest=256) for sinks in (True, False))
+    assert "sinks" in str(with_) and with_.narrow.sinks is not None and "sinks" not in str(without)
+    assert np.abs(with_.call(np.arange(4), 64, 4) - without.call(np.arange(4), 64, 4)).min() > 0
 
 
 @pytest.mark.parametrize("beside", [False, True])

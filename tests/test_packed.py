@@ -11,7 +11,7 @@ from mlx_lm.models import activations, base, llama
 
 import toolkit as tk
 from toolkit import backend
-from toolkit.forward import fast, layers
+from toolkit.forward import fast, layers, packed, selfcheck
 from toolkit.forward.attach import ATTENTION, GATE, attached, functions_of
 from toolkit.forward.kv import Geometry, KVStore
 from toolkit.forward.packed import PackedForward
@@ -359,3 +359,22 @@ def test_a_row_that_outgrows_its_slab_goes_on_in_the_same_bits(tiny: tk.Model) -
     assert forward.store.places["row"].slab.capacity > 128
     forward.release("row")
     assert same(step(forward, [Span("whole", 0, tokens[:131])])["whole"], got["row"])
+
+
+def test_where_the_device_cannot_run_a_step_rows_run_alone_and_it_is_said(monkeypatch) -> None:
+    model = tk.tiny(5)
+    request = tk.Request(tokens=[3, 1, 4, 1, 5], seed=9, max_tokens=4)
+    (expected,) = tk.generate(model, [request], forward="sequential")
+
+    def refuse(*_):  # as MLX says it of a kernel with more threads than the device takes
+        raise RuntimeError("cudaGraphAddKernelNode(&node, graph_, NULL, 0, &params) failed: invalid argument")
+
+    monkeypatch.setattr(packed, "agrees", refuse)
+    with pytest.warns(UserWarning, match="can't run packed: a step of it fails here .*one at a time"):
+        (got,) = tk.generate(model, [request], invariant=False)
+    assert got.tokens == expected.tokens and got.forward == "sequential"
+
+
+def test_what_a_gpu_runs_once_leaves_no_row_behind(tiny: tk.Model, forward) -> None:
+    selfcheck._run(forward, np.arange(selfcheck.MANY) % 200)
+    assert not forward.store.places
