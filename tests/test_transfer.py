@@ -4,13 +4,14 @@ import json
 import os
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 import toolkit as tk
 from toolkit import backend, noise
 from toolkit.forward import PackedForward
 from toolkit.forward.shapes import Shapes
-from toolkit.transfer import signature
+from toolkit.transfer import checksum, signature
 
 FIELDS = ("tokens", "text", "finish_reason", "logprobs", "margins", "max_drift", "top_logprobs", "seed",
           "choice", "prompt_tokens", "cached", "resumed")  # fmt: skip
@@ -194,12 +195,13 @@ def test_the_file_is_safetensors_with_readable_json(tiny, tmp_path):
 
 
 def altered(path, change, arrays=None):
-    """The exported row with one thing about it, or its arrays, changed."""
+    """The exported row with one thing about it, or its arrays, changed, and a checksum that fits."""
     held, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
     about = json.loads(metadata["row"])
     change(about)
     held = arrays(held) if arrays else held
-    mx.save_safetensors(f"{path}.safetensors", held, {"row": json.dumps(about)})
+    text = json.dumps(about)
+    mx.save_safetensors(f"{path}.safetensors", held, {"row": text, "sha256": checksum(text, held)})
     return f"{path}.safetensors"
 
 
@@ -253,6 +255,25 @@ def test_keys_and_values_of_another_shape_are_refused(tiny, tmp_path, arrays):
     begun(tiny, request(), 3).export_row("a", tmp_path / "row")
     path = altered(tmp_path / "row", lambda about: None, arrays)
     assert "its keys and values aren't those of" in refusal(tk.Engine(tiny), path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_bit_that_flipped_anywhere_is_seen(tmp_path, dtype):
+    model = tk.load("tiny", dtype=dtype)
+    begun(model, request(), 3, invariant=False).export_row("a", tmp_path / "row")
+    whole = (tmp_path / "row").read_bytes()
+    made = tk.Engine(model, invariant=False)
+    for place in np.linspace(8, len(whole) - 1, 60).astype(int):
+        bad = bytearray(whole)
+        bad[place] ^= 1
+        (tmp_path / "bad").write_bytes(bad)
+        assert refusal(made, tmp_path / "bad").startswith("FILE: "), place
+    bad = bytearray(whole)
+    bad[-2] ^= 1  # of a value, which looks like any other
+    (tmp_path / "bad").write_bytes(bad)
+    assert refusal(made, tmp_path / "bad").endswith("damaged, or changed, since it was written")
+    made.import_row(tmp_path / "row")
+    assert len(made.run()["a"].tokens) == request().max_tokens
 
 
 def test_a_directory_or_a_device_is_no_place_for_a_row(tiny, tmp_path):

@@ -1,8 +1,9 @@
 """Transfer: a row in a file, so that prefill in one process and decode in another continue one stream.
 
-A safetensors file. Its tensors are the row's keys and values; its metadata hold one JSON text: the request,
-the seed, and all that was drawn so far, floats in full. The row goes on with the same tokens and the same
-logprobs as it would have where it came from, to the bit where both engines are invariant and of one kind.
+A safetensors file. Its tensors are the row's keys and values; its metadata hold one JSON text (the request,
+the seed, and all that was drawn so far, floats in full) and a checksum of everything. The row goes on with the
+same tokens and the same logprobs as it would have where it came from, to the bit where both engines are
+invariant and of one kind.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .models import Model
 from .policies import Policy
 from .requests import Request, check
 
-FORMAT = 2
+FORMAT = 3
 _PLAIN = (
     "id",
     "choice",
@@ -78,8 +79,9 @@ def write(path: str | Path, row: Live, model: Model, forward: Forward, policy: P
     arrays = {f"{name}{i}": a for i, pair in enumerate(pairs) for name, a in zip("kv", pair, strict=True)}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
         whole = Path(directory) / "row.safetensors"
-        # A file needs a tensor: of a row that waits, an empty one.
-        mx.save_safetensors(str(whole), arrays or {"none": mx.zeros((1,))}, {"row": json.dumps(about)})
+        arrays = arrays or {"none": mx.zeros((1,))}  # a file needs a tensor, of a row that waits too
+        text = json.dumps(about)
+        mx.save_safetensors(str(whole), arrays, {"row": text, "sha256": checksum(text, arrays)})
         os.replace(whole, path)
 
 
@@ -89,7 +91,7 @@ def read(path: str | Path, model: Model, forward: Forward, policy: Policy) -> Li
     Raises
     ------
     ValueError
-        One line: not such a file, or written with another model, dtype, stream or set of shapes.
+        One line: not such a file, damaged, or written with another model, dtype, stream or set of shapes.
     """
     packed = _packed(forward, policy, "import")
     try:
@@ -101,6 +103,8 @@ def read(path: str | Path, model: Model, forward: Forward, policy: Policy) -> Li
         raise ValueError(f"{path}: is not an exported row: {why}") from None
     try:
         _same_engine(path, version, about, model, packed)
+        if metadata.get("sha256") != checksum(metadata["row"], arrays):
+            raise ValueError(f"{path}: is not an exported row: damaged, or changed, since it was written")
         row = _row(path, about)
         if fault := _fault(row, model) or _misfit(arrays, row.kept, packed):
             raise ValueError(f"{path}: is not an exported row: {fault}")
@@ -197,6 +201,15 @@ def _misfit(arrays: dict[str, mx.array], kept: int, packed: PackedForward) -> st
     due = due or {"none": ((1,), mx.float32)}
     fits = {name: (a.shape, a.dtype) for name, a in arrays.items()} == due
     return "" if fits else f"its keys and values aren't those of {kept} tokens in {len(due) // 2} layers"
+
+
+def checksum(text: str, arrays: dict[str, mx.array]) -> str:
+    """SHA-256 of a row's JSON text and of each array, by name."""
+    digest = hashlib.sha256(text.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(name.encode())
+        digest.update(np.array(mx.contiguous(array).reshape(-1).view(mx.uint8)))
+    return digest.hexdigest()
 
 
 def signature(model: Model) -> str:
