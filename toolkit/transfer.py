@@ -1,8 +1,8 @@
 """Transfer: a row in a file, so that prefill in one process and decode in another continue one stream.
 
 A safetensors file. Its tensors are the row's keys and values; its metadata hold one JSON text (the request,
-the seed, and all that was drawn so far, floats in full) and a checksum of everything. The row goes on with the
-same tokens and the same logprobs as it would have where it came from, to the bit where both engines are
+the seed, and all that was drawn so far, floats in full) and a checksum of everything. The row goes on with
+the same tokens and the same logprobs as it would have where it came from, to the bit where both engines are
 invariant and of one kind.
 """
 
