@@ -289,6 +289,14 @@ def test_a_model_that_cannot_run_packed_has_no_verdict(apart, monkeypatch):
     assert not (apart / "invariance").exists()
 
 
+def test_nothing_is_said_to_be_measured_of_a_model_that_cannot_run_packed(apart, capsys):
+    with pytest.warns(UserWarning, match="can't run packed"):
+        tk.Engine(tk.tiny(model_type="mamba"))
+    assert "measuring" not in capsys.readouterr().err
+    tk.Engine(tk.tiny())
+    assert "measuring batch invariance of tiny" in capsys.readouterr().err
+
+
 def test_a_layer_with_sinks_is_tried_with_sinks():
     found = PackedForward(tk.tiny(model_type="gpt_oss"), PLAIN).attending
     assert found and all(sinks for *_, sinks in found)

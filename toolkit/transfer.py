@@ -208,7 +208,7 @@ def checksum(text: str, arrays: dict[str, mx.array]) -> str:
     digest = hashlib.sha256(text.encode())
     for name, array in sorted(arrays.items()):
         digest.update(name.encode())
-        digest.update(np.array(mx.contiguous(array).reshape(-1).view(mx.uint8)))
+        digest.update(np.array(mx.contiguous(array).reshape(-1).view(mx.uint8)).data)
     return digest.hexdigest()
 
 

@@ -135,6 +135,7 @@ def verdict(model: Model, *, fresh: bool = False) -> Verdict:
         kept = _known.get(path) or _read(path, where)
         if kept is not None:
             return kept
+    PackedForward(model, PLAIN)  # what can't run packed is refused here, before anything is said
     print(f"measuring batch invariance of {model.name} on this device (once) ...", file=sys.stderr)
     shapes, checks = search(model)
     found = _known[path] = Verdict(shapes, not any(c.differing for c in checks), checks, where)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -26,6 +27,8 @@ from .selfcheck import agrees, allowance
 from .shapes import Shapes, round_up
 from .spans import Span
 
+COMPILED = 256
+"""Steps of different shapes that are kept compiled; decoding rows of a few lengths make some dozens."""
 _KEYED = (mlx_cache.KVCache, mlx_cache.RotatingKVCache, mlx_cache.ConcatenateKVCache)
 
 
@@ -59,7 +62,7 @@ class PackedForward:
         self.store = KVStore(list(geometry.values()), bucket, least, shapes.skip, split=self.cpu)
         self.piece = max(shapes.bucket, least) * (1 if self.cpu else 4)
         self.compile = not self.cpu if compile is None else compile
-        self._compiled: dict[tuple, Any] = {}
+        self._compiled_for = lru_cache(COMPILED)(self._compiled)
         try:
             error = agrees(model, self)
         except RuntimeError as failed:  # MLX's own, of a kernel that this device can't run
@@ -122,10 +125,8 @@ class PackedForward:
         """Arrays that a step has replaced: evaluate them with the step's logits."""
         return [a for slab in self.store.slabs.values() for a in (*slab.keys, *slab.values)]
 
-    def _compiled_for(self, groups: tuple[Group, ...]) -> Any:
-        if groups not in self._compiled:
-            self._compiled[groups] = mx.compile(lambda inputs, slabs: self._forward(inputs, slabs, groups))
-        return self._compiled[groups]
+    def _compiled(self, groups: tuple[Group, ...]) -> Any:
+        return mx.compile(lambda inputs, slabs: self._forward(inputs, slabs, groups))
 
     def _forward(
         self,
