@@ -13,14 +13,42 @@ from .fast import exp
 from .shapes import round_up
 
 
-def visible(positions: mx.array, keys: int, window: int | None) -> mx.array:
-    """Which keys each query sees: bool, [rows, 1, queries, keys]; causal, and within the window."""
-    here = positions[:, None, :, None]
-    there = mx.arange(keys)[None, None, None]
-    mask = there <= here
+def folded(queries: int, heads: int, kv_heads: int, sinks: bool, cpu: bool) -> int:
+    """How many heads stand side by side in a query block: those of one KV head, or one."""
+    return heads // kv_heads if cpu or (queries == 1 and not sinks) else 1
+
+
+def mask(
+    positions: mx.array, keys: int, window: int | None, fold: int, block: int, dtype: mx.Dtype | None = None
+) -> mx.array:
+    """Which keys each query sees, causal and within the window, laid out as `attend` lays out its queries.
+
+    Parameters
+    ----------
+    positions : int, [rows or 1, queries]
+    keys : int
+    window : int or None
+    fold : int
+        See `folded`.
+    block : int
+        The query block; what fills it sees what the last query sees.
+    dtype : mx.Dtype, optional
+        Give what is added to scores, 0 or -inf.
+
+    Returns
+    -------
+    [rows or 1, 1, queries x fold, rounded up to the block, keys]
+        Bool, or that dtype.
+    """
+    here = mx.repeat(positions, fold, axis=1)
+    spare = round_up(here.shape[1], block) - here.shape[1]
+    if spare:
+        here = mx.concatenate([here, mx.repeat(here[:, -1:], spare, axis=1)], axis=1)
+    here, there = here[:, None, :, None], mx.arange(keys)[None, None, None]
+    seen = there <= here
     if window:
-        mask = mask & (there > here - window)
-    return mask
+        seen = seen & (there > here - window)
+    return seen if dtype is None else mx.where(seen, 0, -mx.inf).astype(dtype)
 
 
 def attend(
@@ -39,8 +67,8 @@ def attend(
     ----------
     queries : [rows, queries, heads, dim]
     keys, values : [rows, kv_heads, keys, dim]
-    mask : [rows or 1, 1, queries, keys]
-        On a CPU bool; on a GPU what is added to the scores, in their dtype.
+    mask : [rows or 1, 1, ..., keys]
+        From `mask`: on a CPU bool; on a GPU what is added to the scores, in their dtype.
     sinks : [heads] or None
         Attention sinks: a logit a head that takes probability and gives no value.
     block : int
@@ -48,7 +76,7 @@ def attend(
 
     Returns
     -------
-    [rows, queries, heads, value_dim]
+    [rows x queries, heads x value_dim]
     """
     run = _written_out if cpu else _fused
     return run(queries, keys, values, mask, scale, sinks, block)
@@ -65,12 +93,13 @@ def _fused(
 ) -> mx.array:
     rows, count, heads, _ = queries.shape
     if count > 1 or sinks is not None:
-        queries, mask = _pad(queries.swapaxes(1, 2), mask, count, block)
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-        return out[:, :, :count].swapaxes(1, 2)
-    folded, mask, size = _fold(queries, mask, keys.shape[1], block)
-    out = mx.fast.scaled_dot_product_attention(folded, keys, values, scale=scale, mask=mask)
-    return (out if out.shape[2] == size else out[:, :, :size]).reshape(rows, 1, heads, -1)
+        filled = _filled(queries.swapaxes(1, 2), block)
+        out = mx.fast.scaled_dot_product_attention(filled, keys, values, scale=scale, mask=mask, sinks=sinks)
+        return out[:, :, :count].swapaxes(1, 2).reshape(rows * count, -1)
+    filled = _filled(_fold(queries, keys.shape[1]), block)
+    out = mx.fast.scaled_dot_product_attention(filled, keys, values, scale=scale, mask=mask)
+    size = heads // keys.shape[1]
+    return (out if out.shape[2] == size else out[:, :, :size]).reshape(rows, -1)
 
 
 def _written_out(
@@ -85,9 +114,10 @@ def _written_out(
     rows, count, heads, _ = queries.shape
     kv_heads = keys.shape[1]
     fold = heads // kv_heads
-    folded, mask, size = _fold(queries * scale, mask, kv_heads, block)
-    spare = folded.shape[2] - size
-    scores = mx.where(mask, folded @ keys.swapaxes(-1, -2), -mx.inf)
+    size = count * fold
+    filled = _filled(_fold(queries * scale, kv_heads), block)
+    spare = filled.shape[2] - size
+    scores = mx.where(mask, filled @ keys.swapaxes(-1, -2), -mx.inf)
     top = scores.max(-1, keepdims=True)
     if sinks is not None:
         sink = mx.broadcast_to(sinks.astype(scores.dtype).reshape(kv_heads, 1, fold), (kv_heads, count, fold))
@@ -99,29 +129,22 @@ def _written_out(
         total = total + mx.exp(sink - top)
     out = ((weights.astype(values.dtype) @ values) / total).astype(values.dtype)
     out = out[:, :, :size].reshape(rows, kv_heads, count, fold, -1)
-    return out.transpose(0, 2, 1, 3, 4).reshape(rows, count, heads, -1)
+    return out.transpose(0, 2, 1, 3, 4).reshape(rows * count, -1)
 
 
-def _fold(queries: mx.array, mask: mx.array, kv_heads: int, block: int) -> tuple[mx.array, mx.array, int]:
-    """Heads that share a KV head as queries of it: `[rows, kv_heads, queries x heads, dim]`, padded."""
+def _fold(queries: mx.array, kv_heads: int) -> mx.array:
+    """Heads that share a KV head as queries of it: `[rows, kv_heads, queries x heads, dim]`."""
     rows, count, heads, dim = queries.shape
     fold = heads // kv_heads
     if count > 1:
         queries = queries.reshape(rows, count, kv_heads, fold, dim).transpose(0, 2, 1, 3, 4)
-    folded = queries.reshape(rows, kv_heads, count * fold, dim)
-    shape = (mask.shape[0], 1, count, fold, mask.shape[3])
-    mask = mx.broadcast_to(mask[:, :, :, None], shape).reshape(*shape[:2], count * fold, shape[4])
-    return *_pad(folded, mask, count * fold, block), count * fold
+    return queries.reshape(rows, kv_heads, count * fold, dim)
 
 
-def _pad(queries: mx.array, mask: mx.array, count: int, block: int) -> tuple[mx.array, mx.array]:
-    """Fill the query block; what is added sees what the last query sees, and is dropped later."""
-    spare = round_up(count, block) - count
-    if spare:  # only the shape matters
-        queries = mx.pad(queries, [(0, 0), (0, 0), (0, spare), (0, 0)])
-        last = mx.broadcast_to(mask[:, :, -1:], (*mask.shape[:2], spare, mask.shape[3]))
-        mask = mx.concatenate([mask, last], axis=2)
-    return queries, mask
+def _filled(queries: mx.array, block: int) -> mx.array:
+    """Queries up to the block: only the shape matters, what is added is dropped later."""
+    spare = round_up(queries.shape[2], block) - queries.shape[2]
+    return mx.pad(queries, [(0, 0), (0, 0), (0, spare), (0, 0)]) if spare else queries
 
 
 @mx.compile

@@ -137,12 +137,13 @@ class Step:
         self.masks: dict[tuple, mx.array] = {}
         self.places: dict[tuple[str, int], tuple[mx.array | None, mx.array | None]] = {}
 
-    def mask(self, group: int, window: int | None, dtype: mx.Dtype) -> mx.array:
-        key = (group, window)
+    def mask(self, group: int, window: int | None, fold: int, dtype: mx.Dtype) -> mx.array:
+        key = (group, window, fold)
         if key not in self.masks:
-            mask = attention.visible(self.arrays[f"p{group}"], self.groups[group].keys, window)
             # The fused kernel adds its mask: make once what it would make in every layer.
-            self.masks[key] = mask if self.cpu else mx.where(mask, 0, -mx.inf).astype(dtype)
+            kind = None if self.cpu else dtype
+            positions, keys = self.arrays[f"p{group}"], self.groups[group].keys
+            self.masks[key] = attention.mask(positions, keys, window, fold, self.shapes.block, kind)
         return self.masks[key]
 
     def attend(
@@ -173,9 +174,9 @@ class Step:
                 )
             else:
                 q = queries[group.token : group.token + group.rows].swapaxes(1, 2)
-            mask = self.mask(i, window, queries.dtype)
-            out = attention.attend(q, k, v, mask, scale, sinks, self.shapes.block, self.cpu)
-            outs.append(out.reshape(group.rows * group.queries, -1))
+            fold = attention.folded(group.queries, q.shape[2], k.shape[1], sinks is not None, self.cpu)
+            mask = self.mask(i, window, fold, queries.dtype)
+            outs.append(attention.attend(q, k, v, mask, scale, sinks, self.shapes.block, self.cpu))
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         out = take(out, self.arrays["back"]).reshape(*queries.shape[:3], -1)
         if self.eager and layer % LAUNCH == LAUNCH - 1:

@@ -86,10 +86,12 @@ class Trial:
                     for a, part in ((self.k, k), (self.v, v)))  # fmt: skip
         if not self.cpu:  # token by token, as they lie in a GPU's slabs: a kernel is chosen by strides too
             k, v = (mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2) for a in (k, v))
-        mask = attention.visible(mx.array(where)[None], keys, None)
-        mask = mask if self.cpu else mx.where(mask, 0, -mx.inf).astype(q.dtype)
+        fold = attention.folded(size, self.heads, k.shape[1], self.sinks is not None, self.cpu)
+        kind = None if self.cpu else q.dtype
+        mask = attention.mask(mx.array(where)[None], keys, None, fold, block, kind)
         out = attention.attend(q, k, v, mask, q.shape[3] ** -0.5, self.sinks, block, self.cpu)
-        return np.array(out[-1, :count].astype(mx.float32))
+        out = out.reshape(len(q), size, self.heads, -1)[-1, :count]
+        return np.array(out.astype(mx.float32))
 
     def skip(self, rule: Shapes) -> tuple[int, ...]:
         """Multiples of the bucket at which a result is not what it is at the largest."""
