@@ -12,16 +12,18 @@ from . import backend
 if TYPE_CHECKING:  # for editors and type checkers; the table below says the same to Python
     from .cohorts import Cohort, Row, drain_window, plan_cohorts
     from .engine import Engine
-    from .models import Model, load, tiny
+    from .models import Model, load, loaded, tiny
     from .policies import POLICIES
     from .requests import Completion, Request, Results
     from .study.doctor import doctor
+    from .study.sweep import sweep
     from .trace import Trace
 
 __version__ = "0.1.0"
 
 _HOME = {
     "load": "models",
+    "loaded": "models",
     "tiny": "models",
     "Model": "models",
     "Request": "requests",
@@ -39,6 +41,7 @@ _HOME = {
     "seed_matrix": "study.seed_matrix",
     "drift": "study.drift",
     "doctor": "study.doctor",
+    "sweep": "study.sweep",
 }
 
 __all__ = ["backend"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,20 @@ def load(name: str | Path = "smollm2", *, dtype: str | mx.Dtype | None = None, d
     if kinds := config.get("gguf_types"):
         note = f"{' and '.join(kinds)} weights dequantized to float32" + (f"; {note}" if note else "")
     return _model(Path(name).name if Path(name).exists() else str(name), module, tokenizer, config, note)
+
+
+@cache
+def loaded(name: str = "smollm2") -> Model:
+    """A model by name, loaded once in a process and the same one ever after.
+
+    For studies that run in many processes: what crosses over is the name.
+
+    Parameters
+    ----------
+    name : str
+        As for `load`.
+    """
+    return load(name, progress=False)
 
 
 def tiny(seed: int = 0, *, model_type: str = "llama", **config: Any) -> Model:

@@ -1,0 +1,545 @@
+"""Sweeps on the tiny model: here, on two engines of a real cluster, interrupted and gone on with. Their
+tables must be the same to the bit."""
+
+import functools
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import toolkit as tk
+from toolkit import backend
+from toolkit.view import figure
+
+ROOT = Path(__file__).parents[1]
+A = tk.Request("The children were playing with a", id="a", seed=7)
+B = tk.Request("Yesterday I went to the", id="b", seed=3)
+GRID = {"policy": ["global", "keyed"], "temperature": [0.7, 1.3]}
+quiet = functools.partial(tk.sweep, progress=False)
+
+
+def first(policy, temperature, seeds=range(6)):
+    batch = [A.replace(temperature=temperature), B]
+    return tk.first_tokens(tk.loaded("tiny"), batch, row="a", seeds=seeds, policy=policy)
+
+
+def matrix(policy):
+    how = {"row": "a", "sibling": "b", "seeds": range(3), "sibling_seeds": range(3)}
+    return tk.seed_matrix(tk.loaded("tiny"), [A, B], policy=policy, **how)
+
+
+def moved(amplify):
+    return tk.drift(
+        tk.loaded("tiny"), A, {"beside": [B]}, forwards=["packed"], seeds=range(4), amplify=amplify
+    )
+
+
+def square(x):
+    return {"square": x * x, "half": x / 2}
+
+
+def same(one, other):
+    """Equal to the bit, types and missing values included."""
+    pd.testing.assert_frame_equal(one, other, check_exact=True)
+    for name in one:
+        if one[name].dtype == np.float64:
+            np.testing.assert_array_equal(one[name].to_numpy().view("u8"), other[name].to_numpy().view("u8"))
+    return True
+
+
+class Calls:
+    """Counts. A list would be one of the study's settings, and other settings are another sweep's."""
+
+    count = 0
+
+    def next(self):
+        self.count += 1
+        return self.count
+
+
+def counting(study):
+    """A study, and the list of the calls it got."""
+    calls = []
+
+    @functools.wraps(study)
+    def counted(**point):
+        calls.append(point)
+        return study(**point)
+
+    return counted, calls
+
+
+def interrupting(study, after):
+    """A study that meets Ctrl-C at one of its calls."""
+    calls = []
+
+    def first(**point):
+        calls.append(point)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        return study(**point)
+
+    return first
+
+
+# Here
+
+
+def test_the_table_is_the_studies_tables_one_under_the_other_with_the_grid_first():
+    made = quiet(first, GRID)
+    frame = made.to_frame()
+    assert made.ok
+    assert len(made.failed) == len(made.missing) == 0
+    assert repr(made) == "Sweep(first: 4 cells: 4 done)"
+    assert list(frame.columns)[:4] == [
+        "policy",
+        "temperature",
+        "row",
+        "seed",
+    ]  # the study's policy is there once
+    assert list(zip(frame["policy"][::6], frame["temperature"][::6], strict=True)) == [
+        ("global", 0.7), ("global", 1.3), ("keyed", 0.7), ("keyed", 1.3)]  # fmt: skip
+    for (policy, temperature), part in frame.groupby(["policy", "temperature"]):
+        alone = first(policy, temperature).to_frame()
+        same(
+            part.drop(columns="temperature").reset_index(drop=True),
+            alone[list(frame.columns.drop("temperature"))],
+        )
+    # They differ where they should: seeds count under keyed only, and temperature always.
+    assert frame.groupby("policy")["token"].nunique().to_dict()["global"] <= 2
+    assert frame.groupby(["policy", "temperature"])["logprob"].first().nunique() == 4
+    assert "<table" in made._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("study", "grid"), [(matrix, {"policy": ["keyed", "reseed"]}), (moved, {"amplify": [1, 1000.0]})]
+)
+def test_any_study_with_a_table_can_be_swept(study, grid):
+    made = quiet(study, grid)
+    assert made.ok
+    name, values = next(iter(grid.items()))
+    lone = pd.concat([study(v).to_frame() for v in values], ignore_index=True)
+    frame = made.to_frame()
+    assert next(iter(frame.columns)) == name
+    same(frame.drop(columns=name), lone.drop(columns=name))
+
+
+def test_completions_frames_and_dicts_are_tables_too():
+    def run(max_tokens):
+        return tk.generate(tk.loaded("tiny"), [A.replace(max_tokens=max_tokens)])
+
+    frame = quiet(run, {"max_tokens": [2, 3]}).to_frame()
+    assert list(frame["max_tokens"]) == [2, 2, 3, 3, 3]
+    assert list(quiet(square, {"x": [2, 3]}).to_frame()["square"]) == [4, 9]
+    assert list(quiet(lambda x: pd.DataFrame({"y": [x] * x}), {"x": [1, 2]}).to_frame()["y"]) == [1, 2, 2]
+    assert len(quiet(lambda x: pd.DataFrame({"y": []}), {"x": [1, 2]}).to_frame()) == 0
+    failed = quiet(lambda x: 3, {"x": [1]}).failed
+    assert "must return a result with to_frame(), a DataFrame, or a dict" in failed["error"].item()
+
+
+def test_a_combination_that_fails_costs_itself_only():
+    made = quiet(lambda x: {"inverse": 1 / x}, {"x": [1, 0, 2]})
+    assert not made.ok
+    assert made.failed.to_dict("records") == [{"x": 0, "error": "ZeroDivisionError: division by zero"}]
+    assert list(made.to_frame()["inverse"]) == [1, 0.5]
+    assert "3 cells: 2 done, 1 failed, 0 not run" in repr(made)
+    assert "ZeroDivisionError" in made._repr_html_()
+    assert list(quiet(lambda x: 1 / 0, {"x": [1]}).to_frame().columns) == ["x"]
+
+
+def test_a_grid_is_a_product_or_a_list_and_values_may_be_of_any_kind():
+    made = quiet(square, {"x": (x for x in range(3))}).to_frame()
+    assert list(made["x"]) == [0, 1, 2]
+    assert list(quiet(square, [{"x": 5}, {"x": 4}]).to_frame()["x"]) == [5, 4]
+    frame = quiet(
+        lambda stop, top: {"n": len(stop)}, {"stop": [["a"], ["a", "b"]], "top": [None, 3]}
+    ).to_frame()
+    assert frame["stop"].tolist() == [["a"], ["a"], ["a", "b"], ["a", "b"]]
+    assert frame["top"].tolist() == [None, 3, None, 3]
+    big = quiet(lambda seed: {"is_none": seed is None}, {"seed": [2**63 - 1, None]}).to_frame()
+    assert big["seed"].tolist() == [2**63 - 1, None]  # a float would have lost bits
+    nan = quiet(lambda x: {"n": math.isnan(x)}, {"x": [math.nan, 1.0]}).to_frame()
+    assert nan["n"].tolist() == [True, False]
+    assert math.isnan(nan["x"][0])
+    kinds = quiet(lambda x: {"kind": type(x).__name__}, {"x": [1, 1.0, True, "1"]}).to_frame()
+    assert kinds["kind"].tolist() == ["int", "float", "bool", "str"]  # equal to Python, not to a grid
+    assert quiet(lambda r: {"id": r.id}, {"r": [A, B]}).to_frame()["id"].tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("study", "grid", "message"),
+    [
+        (square, {}, "has no combination"),
+        (square, [], "has no combination"),
+        (square, {"x": []}, r'grid\["x"\]: has no values'),
+        (square, {"x": "abc"}, r'grid\["x"\]="abc": must be a list of values'),
+        (square, {"x": 3}, r'grid\["x"\]=3: must be a list of values'),
+        (square, 3, "grid=3: must map names to values"),
+        (square, {"x": [1, 2, 1]}, "x=1 is there twice"),
+        (square, {"x": [math.nan, float("nan")]}, "x=nan is there twice"),
+        (square, {"x": [[1], [1]]}, r"x=\[1\] is there twice"),
+        (square, {"y": [1]}, r"grid: square\(x\) can't be called with y=1"),
+        (square, {"x": [1], "y": [1]}, "can't be called with x=1, y=1"),
+        (square, {"not a name": [1]}, "is no keyword"),
+        (square, [{"x": 1}, {"y": 1}], r"grid\[1\]: names y; grid\[0\] names x"),
+        (square, [{"x": 1}, 2], r"grid\[1\]=2: must be a dict"),
+    ],
+)  # fmt: skip
+def test_a_grid_that_cannot_be_run_is_refused_before_anything_runs(study, grid, message):
+    counted, calls = counting(study)
+    with pytest.raises(ValueError, match=message) as error:
+        quiet(counted, grid)
+    assert calls == []
+    assert "\n" not in str(error.value)
+
+
+def test_a_clash_of_names_is_told_at_the_first_cell():
+    counted, calls = counting(lambda seed: first("keyed", 1.0))
+    with pytest.raises(ValueError, match=r"has a column seed of its own \(0 where the grid has 5\)"):
+        quiet(counted, {"seed": [5, 6, 7]})
+    assert len(calls) == 1
+    assert quiet(lambda x: {"x": x * 1.0}, {"x": [1]}).ok  # the same value is no clash
+
+
+def test_an_interrupt_keeps_what_is_done_and_says_so():
+    with pytest.warns(UserWarning, match="interrupted: 3 of 4 cells are there"):
+        made = quiet(interrupting(first, 3), GRID)
+    assert not made.ok
+    assert made.missing.to_dict("records") == [{"policy": "keyed", "temperature": 1.3}]
+    assert len(made.failed) == 0
+    same(made.to_frame(), quiet(first, GRID).to_frame()[:18])
+    assert "3 done, 0 failed, 1 not run" in repr(made)
+
+
+def test_a_study_that_catches_the_interrupt_itself_is_interrupted_all_the_same(monkeypatch):
+    drifting = sys.modules["toolkit.study.drift"]  # the package has a function of that name
+    real, runs = drifting._run, []
+
+    def run(*args):
+        runs.append(args)
+        if len(runs) == 5:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(drifting, "_run", run)
+    with pytest.warns(UserWarning, match="interrupted: 1 of 3 cells are there"):
+        made = quiet(moved, {"amplify": [1.0, 2.0, 3.0]})
+    assert list(made.missing["amplify"]) == [2.0, 3.0]
+
+
+def test_the_chart_has_a_point_for_each_combination():
+    made = quiet(first, GRID)
+    out = figure.spec(made.chart("token", how="nunique", x="temperature"))
+    points = figure.named_data(out)["cells"]
+    assert len(points) == 4
+    assert "4 points" in out["description"]
+    assert figure.svg(made.chart("margin", x="policy", color="temperature"))
+    assert (
+        {p["series"]: p["value"] for p in points}["global"]
+        == 1
+        < {p["series"]: p["value"] for p in points}["keyed"]
+    )
+    assert made.chart("logprob").to_dict()["description"].startswith("Mean logprob by policy and temperature")
+    assert (
+        quiet(square, {"x": [1, 2]})
+        .chart("square")
+        .to_dict()["description"]
+        .startswith("Mean square by x: 2")
+    )
+    with pytest.raises(ValueError, match='y="text": must be a column of numbers'):
+        made.chart("text")
+    with pytest.raises(ValueError, match='x="seed": must be one of policy, temperature'):
+        made.chart("token", x="seed")
+
+
+# Kept
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was_stopped_and_the_bits_are_the_same(tmp_path):
+    whole = quiet(first, GRID).to_frame()
+    calls = Calls()
+
+    def study(policy, temperature):
+        if calls.next() == 3:
+            raise KeyboardInterrupt
+        return first(policy, temperature)
+
+    kept = tmp_path / "cells"
+    with pytest.warns(UserWarning, match="2 of 4 cells are there; they are kept in"):
+        quiet(study, GRID, out=kept)
+    assert not list(kept.glob(".*"))
+    made = quiet(study, GRID, out=kept)
+    assert made.ok
+    assert calls.count == 3 + 2
+    same(made.to_frame(), whole)
+    same(quiet(study, GRID, out=kept).to_frame(), whole)
+    wider = GRID | {"temperature": [1.3, 2.0, 0.7]}
+    assert quiet(study, wider, out=kept).ok
+    assert calls.count == 5 + 2  # a wider grid runs what is new
+
+
+def test_cells_of_another_sweep_are_refused_in_one_line(tmp_path):
+    kept = tmp_path / "cells"
+    assert quiet(square, {"x": [1]}, out=kept).ok
+
+    def cube(x):
+        return {"square": x**3}
+
+    renamed = functools.partial(first, seeds=range(2))
+    others = [(cube, {"x": [1]}, "study"), (renamed, GRID, "study, grid, code or settings")]
+    for study, grid, what in others:
+        with pytest.raises(ValueError, match=rf"holds cells of another sweep \(its {what}") as error:
+            quiet(study, grid, out=kept)
+        assert "\n" not in str(error.value)
+    for seeds, fine in ((range(2), True), (range(2), True), (range(3), False)):
+        study = functools.partial(first, seeds=seeds)
+        if fine:
+            assert quiet(study, GRID, out=tmp_path / "other").ok
+        else:
+            with pytest.raises(ValueError, match="its code or settings of the study"):
+                quiet(study, GRID, out=tmp_path / "other")
+    about = json.loads((kept / "sweep.json").read_text())
+    about["machine"]["blas"] = "another"
+    (kept / "sweep.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"of another sweep \(its machine"):
+        quiet(square, {"x": [1]}, out=kept)
+
+
+def test_an_out_that_cannot_be_used_is_refused_before_anything_runs(tmp_path):
+    counted, calls = counting(square)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    for out, message in [
+        (tmp_path / "full", "has no sweep's cells in it"),
+        (tmp_path / "full" / "mine.txt", "has no sweep's cells in it"),
+        (tmp_path / "nowhere" / "cells", "there is no directory"),
+        (tmp_path / "nowhere" / "t.csv", "there is no directory"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            quiet(counted, {"x": [1]}, out=out)
+    with pytest.raises(ValueError, match=r"can't tell x=.* again"):
+        quiet(counted, {"x": [object()]}, out=tmp_path / "cells")
+    assert calls == []
+    assert [p.name for p in tmp_path.rglob("*")] == ["full", "mine.txt"]
+    kept = tmp_path / "cells"
+    assert quiet(square, {"x": [1]}, out=kept).ok
+    next(kept.glob("cell-*")).write_text("{")
+    with pytest.raises(ValueError, match="is not this cell's table; delete the file"):
+        quiet(square, {"x": [1]}, out=kept)
+    with pytest.raises(ValueError, match="can't be kept; give plain numbers and text"):
+        quiet(lambda x: pd.DataFrame({"what": [object()]}), {"x": [1]}, out=tmp_path / "odd")
+
+
+def test_what_is_kept_comes_back_with_its_types_and_bits(tmp_path):
+    odd = pd.DataFrame({
+        "f": [0.1 + 0.2, math.nan, math.inf], "i": [2**62 + 1, 0, -1], "b": [True, False, True],
+        "s": ["é\n", None, "x"], "n": pd.array([2**62 + 1, None, 3], dtype="Int64"),
+        "o": pd.Series([None, True, False], dtype=object), "h": np.array([0.1, 2, 3], np.float32),
+    })  # fmt: skip
+    frames = [
+        quiet(lambda x: odd, {"x": [1.5, math.nan]}, out=tmp_path / "cells").to_frame() for _ in range(2)
+    ]
+    same(frames[0], frames[1])
+    same(frames[0].drop(columns="x")[:3], odd)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_a_file_is_written_once_all_have_run_and_cells_wait_beside_it(tmp_path, suffix):
+    file = tmp_path / f"t{suffix}"
+    file.write_text("old")
+    with pytest.warns(UserWarning, match=r"interrupted: 2 of 4 cells are there; they are kept in .*\.cells"):
+        quiet(interrupting(first, 2), GRID, out=file)
+    assert file.read_text() == "old"
+    calls = Calls()
+
+    def again(policy, temperature):
+        if calls.next() == 2:
+            raise RuntimeError("no")
+        return first(policy, temperature)
+
+    file = tmp_path / f"u{suffix}"
+    made = quiet(again, GRID, out=file)  # one fails: the others are written, and kept for another try
+    assert len(made.failed) == 1
+    assert len(list((tmp_path / f"u{suffix}.cells").glob("cell-*"))) == 3
+    assert quiet(again, GRID, out=file).ok
+    assert calls.count == 5
+    assert not (tmp_path / f"u{suffix}.cells").exists()
+    read = {
+        ".jsonl": functools.partial(pd.read_json, lines=True),
+        ".csv": pd.read_csv,
+        ".parquet": pd.read_parquet,
+    }
+    frame = read[suffix](file)
+    assert list(frame["token"]) == list(quiet(first, GRID).to_frame()["token"])
+
+
+# On engines
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    """Two engines on this machine, and a client of them; this file is a module that they can import."""
+    ipyparallel = pytest.importorskip(
+        "ipyparallel", reason="sweeps over engines need the extra `distributed`"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+    cluster = ipyparallel.Cluster(n=2, profile_dir=str(tmp_path_factory.mktemp("profile")), log_level=40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        client = cluster.start_and_connect_sync(activate=False)
+    yield client
+    client.close()
+    cluster.stop_cluster_sync()
+
+
+def where(x):
+    blas = backend.info()
+    once = tk.loaded("tiny") is tk.loaded("tiny")
+    return {
+        "pid": os.getpid(),
+        "blas": blas.blas,
+        "version": blas.blas_version,
+        "late": blas.note,
+        "once": once,
+    }
+
+
+def nap(x, directory, seconds=0.3):
+    time.sleep(seconds)
+    (Path(directory) / f"ran-{x}").touch()
+    return {"x2": 2 * x}
+
+
+def dying(x, at, directory):
+    if x == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nap(x, directory, 0.05)
+
+
+def test_many_engines_give_the_bits_that_one_process_gives(engines):
+    for study, grid in (
+        (first, GRID),
+        (matrix, {"policy": ["global", "keyed"]}),
+        (moved, {"amplify": [1.0, 2.0]}),
+    ):
+        here, there = quiet(study, grid), quiet(study, grid, engines)
+        assert there.ok
+        same(there.to_frame(), here.to_frame())
+        assert repr(there) == repr(here)
+    assert (
+        not quiet(first, GRID).to_frame().equals(quiet(first, GRID | {"temperature": [0.8, 1.3]}).to_frame())
+    )
+
+
+def test_the_table_is_in_the_grids_order_whichever_cell_ends_first(engines, tmp_path):
+    grid = [{"x": k, "seconds": 0.4 - 0.1 * k} for k in range(4)]
+    study = functools.partial(nap, directory=str(tmp_path))
+    assert list(quiet(study, grid, engines[:]).to_frame()["x"]) == [0, 1, 2, 3]
+    assert list(quiet(study, grid, engines.load_balanced_view()).to_frame()["x2"]) == [0, 2, 4, 6]
+
+
+def test_engines_bind_the_blas_that_is_bound_here_and_load_a_model_once(engines):
+    frame = quiet(where, {"x": range(8)}, engines).to_frame()
+    here = backend.info()
+    assert os.getpid() not in set(frame["pid"])
+    assert set(frame["blas"]) == {here.blas}
+    assert set(frame["version"]) == {here.blas_version}
+    assert set(frame["late"]) == {here.note}
+    assert frame["once"].all()
+
+
+def test_an_engine_that_computes_otherwise_is_told(engines, monkeypatch):
+    monkeypatch.setattr(backend, "fingerprint", lambda: {"blas": "another"})
+    with pytest.warns(UserWarning, match="computes otherwise than this process.*blas: .*, here another"):
+        assert quiet(square, {"x": [1, 2]}, engines).ok
+
+
+def test_a_notebooks_function_brings_its_closure_and_a_failing_cell_says_what_it_lacks(engines):
+    batch = [A, B]
+
+    def study(seed):
+        import toolkit as tk
+
+        return tk.first_tokens(tk.loaded("tiny"), batch, row="a", seeds=[seed + 1])
+
+    study.__module__ = "__main__"
+    with pytest.raises(ValueError, match="seed of its own"):
+        quiet(study, {"seed": [1, 2]}, engines)
+
+    def lacking(x):
+        return {"y": undefined(x)} if x else {"y": 0}  # noqa: F821
+
+    lacking.__module__ = "__main__"
+    made = quiet(lacking, {"x": [0, 1]}, engines)
+    assert list(made.to_frame()["y"]) == [0]
+    error = made.failed["error"].item()
+    assert error.startswith(
+        "NameError: name 'undefined' is not defined; an engine has not a notebook's names"
+    )
+
+
+def test_a_model_is_not_sent_to_engines(engines, tiny):
+    studies = [functools.partial(lambda model, x: {"x": x}, tiny), lambda x: {"name": tiny.name}]
+    for study in studies:
+        with pytest.raises(
+            ValueError, match=r'a Model isn.t sent to engines; call tk.loaded\("tiny"\)'
+        ) as error:
+            quiet(study, {"x": [1]}, engines)
+        assert "\n" not in str(error.value)
+    assert quiet(studies[1], {"x": [1]}).ok  # here it may be used
+    with pytest.raises(ValueError, match="grid's model=Model"):
+        quiet(lambda model: {}, {"model": [tiny]}, engines)
+    for executor in (3, "client"):
+        with pytest.raises(ValueError, match="must be None, an ipyparallel Client or a view"):
+            quiet(square, {"x": [1]}, executor)
+
+
+def test_ctrl_c_keeps_what_is_done_and_drops_what_is_queued_and_the_sweep_goes_on_later(engines, tmp_path):
+    (tmp_path / "ran").mkdir()
+    study = functools.partial(nap, directory=str(tmp_path / "ran"))
+    grid, kept = {"x": range(12)}, tmp_path / "cells"
+
+    def strike():  # once some cells are done, whatever the machine is busy with
+        while len(list(kept.glob("cell-*"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=strike, daemon=True).start()
+    with pytest.warns(UserWarning, match="interrupted: .* of 12 cells are there; they are kept in"):
+        made = quiet(study, grid, engines, out=kept)
+    done = len(made.to_frame())
+    assert 2 <= done < 12
+    assert len(made.missing) == 12 - done
+    engines[:].apply_sync(os.getpid)  # the engines are free again
+    time.sleep(0.5)
+    ran = len(list((tmp_path / "ran").iterdir()))
+    assert done <= ran < 12  # what ran then is lost, what was queued never ran
+    for file in (tmp_path / "ran").iterdir():
+        file.unlink()
+    made = quiet(study, grid, engines, out=kept)
+    assert made.ok
+    assert len(list((tmp_path / "ran").iterdir())) == 12 - done
+    assert list(made.to_frame()["x2"]) == list(range(0, 24, 2))
+
+
+def test_an_engine_that_dies_loses_only_the_cell_that_it_ran(engines, tmp_path):
+    """The last test with engines: one of them is gone after it."""
+    study = functools.partial(dying, at=1, directory=str(tmp_path))
+    made = quiet(study, {"x": range(8)}, engines)
+    assert made.failed.to_dict("records") == [{"x": 1, "error": "its engine died"}]
+    assert list(made.to_frame()["x"]) == [0, 2, 3, 4, 5, 6, 7]
+    assert len(engines.ids) == 1
+    study = functools.partial(dying, at=0, directory=str(tmp_path))
+    made = quiet(study, {"x": range(3)}, engines)
+    assert len(made.failed) == 3
+    assert set(made.failed["error"]) <= {"its engine died", "no engine is left to run it"}
+    with pytest.raises(ValueError, match="has no engines; start some"):
+        quiet(square, {"x": [1]}, engines)

@@ -1,0 +1,146 @@
+"""Kept cells: what a sweep has finished, in a directory, so that the same sweep goes on where it was stopped.
+
+`sweep.json` says whose cells they are; each cell is a file of its own, there whole or not at all. Tables come
+back with the same types and bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from .. import backend, files
+from . import cells, grids
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ABOUT = "sweep.json"
+
+
+class Kept:
+    """A directory of finished cells.
+
+    Parameters
+    ----------
+    path : Path
+        Made if it isn't there.
+    study : callable
+    names : list of str
+        The grid's names.
+
+    Raises
+    ------
+    ValueError
+        One line: the directory is of another sweep, or of none.
+    """
+
+    def __init__(self, path: Path, study: Callable[..., Any], names: list[str]):
+        self.path = path
+        about = {
+            "study": name_of(study),
+            "grid": sorted(names),
+            "settings": _settings(study),
+            "machine": backend.fingerprint(),
+        }
+        if (path / _ABOUT).is_file():
+            self._same(about)
+        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ValueError(f"out={path}: has no sweep's cells in it; name a new directory or an empty one")
+        elif not path.parent.is_dir():
+            raise ValueError(f"out={path}: there is no directory {path.parent}; make it first")
+        else:
+            path.mkdir(exist_ok=True)
+            files.write(path / _ABOUT, json.dumps(about, indent=1, sort_keys=True).encode())
+
+    def get(self, point: grids.Combination) -> pd.DataFrame | None:
+        """A combination's table, if it's there."""
+        file = self._file(point)
+        if not file.is_file():
+            return None
+        try:
+            kept = json.loads(file.read_text())
+            if kept["combination"] == grids.text(point):
+                return _frame(kept["columns"])
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise ValueError(f"{file}: is not this cell's table; delete the file, and the cell runs again")
+
+    def put(self, point: grids.Combination, frame: pd.DataFrame) -> None:
+        """Keep a combination's table."""
+        columns = [[name, str(frame[name].dtype), _values(frame[name])] for name in frame]
+        try:
+            data = json.dumps({"combination": grids.text(point), "columns": columns}, default=grids.plain)
+            whole = _frame(json.loads(data)["columns"]).equals(frame)
+        except (TypeError, ValueError):
+            whole = False
+        if not whole:
+            types = ", ".join(f"{name} ({frame[name].dtype})" for name in frame)
+            raise ValueError(
+                f"out={self.path}: a table of {types} can't be kept; give plain numbers and text"
+            )
+        files.write(self._file(point), data.encode())
+
+    def remove(self) -> None:
+        """Delete the cells and their directory."""
+        for file in [*self.path.glob("cell-*.json"), self.path / _ABOUT]:
+            file.unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def _file(self, point: grids.Combination) -> Path:
+        return self.path / f"cell-{hashlib.sha256(grids.text(point).encode()).hexdigest()[:20]}.json"
+
+    def _same(self, about: dict[str, Any]) -> None:
+        try:
+            found = json.loads((self.path / _ABOUT).read_text())
+        except ValueError:
+            found = {}
+        other = [name for name in about if not isinstance(found, dict) or found.get(name) != about[name]]
+        if other:
+            what = {"settings": "code or settings of the study"}
+            differ = ", ".join(what.get(name, name) for name in other)
+            advice = "name another place, or delete it"
+            raise ValueError(f"out={self.path}: holds cells of another sweep (its {differ}); {advice}")
+
+
+def name_of(study: Any) -> str:
+    """A study's name, for people."""
+    if isinstance(study, partial):
+        return name_of(study.func)
+    return str(getattr(study, "__name__", type(study).__name__))
+
+
+def _settings(study: Any) -> str:
+    """A digest of what a study does: its code, and the values that it brings along or names."""
+    told = [_says(study), sorted((str(name), _says(value)) for name, value in cells.held(study).items())]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:20]
+
+
+def _says(value: Any) -> str:
+    """What tells a value from another one, and is the same in any process."""
+    if isinstance(value, FunctionType):
+        return f"{value.__module__}.{value.__qualname__} {_code(value.__code__)}"
+    return grids.text(value) if grids.lasts(value) else type(value).__qualname__
+
+
+def _code(code: CodeType) -> str:
+    consts = [_code(c) if isinstance(c, CodeType) else grids.text(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {consts}"
+
+
+def _values(column: Any) -> list[Any]:
+    missing = column.isna() if str(column.dtype) in ("Int64", "boolean", "Float64") else None
+    values = column.tolist()
+    return values if missing is None else [None if m else v for v, m in zip(values, missing, strict=True)]
+
+
+def _frame(columns: list[Any]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame({name: pd.Series(values, dtype=kind) for name, kind, values in columns})

@@ -1,0 +1,284 @@
+"""Sweep: a study asked for each combination of a grid, here or on several engines, as one table.
+
+What a combination answers doesn't depend on where or when it ran: the table is in the grid's order, and the
+same to the bit from one process or from many. `grids` makes the combinations, `cells` runs them, `kept` keeps
+what is finished.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from .. import backend, files
+from ..fields import show
+from . import cells, grids
+from .kept import Kept, name_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHOWN = 20  # lines of a table in a notebook
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A study's answers for the combinations of a grid.
+
+    Attributes
+    ----------
+    study : str
+        Its name.
+    """
+
+    study: str
+    _points: Sequence[grids.Combination]
+    _outcomes: Mapping[int, cells.Outcome]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The studies' tables one under the other, in the grid's order, the grid's columns first.
+
+        A column that the study has too, with the very values of the grid, is there once.
+        """
+        done = {k: o.frame for k, o in sorted(self._outcomes.items()) if o.frame is not None}
+        return _joined([self._points[k] for k in done], list(done.values()), list(self._points[0]))
+
+    @property
+    def failed(self) -> pd.DataFrame:
+        """One row a combination that failed: the grid's columns, `error`."""
+        lines = {k: o.error for k, o in sorted(self._outcomes.items()) if o.frame is None}
+        return _listed([self._points[k] for k in lines], self._points[0]).assign(error=list(lines.values()))
+
+    @property
+    def missing(self) -> pd.DataFrame:
+        """One row a combination that wasn't run, because the sweep was interrupted: the grid's columns."""
+        return _listed([p for k, p in enumerate(self._points) if k not in self._outcomes], self._points[0])
+
+    @property
+    def ok(self) -> bool:
+        """Whether every combination has its answer."""
+        return len(self._outcomes) == len(self._points) and not len(self.failed)
+
+    def chart(self, y: str, x: str | None = None, color: str | None = None, **options: Any) -> Any:
+        """A column of the table against one or two of the grid's parameters.
+
+        Parameters
+        ----------
+        y : str
+            A column of numbers; each combination gives a point, its mean.
+        x, color : str, optional
+            Two of the grid's names; the first two if left out.
+        **options
+            `how="max"`, "min", "sum" or "nunique" instead of the mean; `width`, `title`.
+        """
+        from ..view import sweeps
+
+        names = list(self._points[0])
+        x = x or next((name for name in names if name != color), names[0])
+        color = color or next((name for name in names if name != x), None)
+        for what, name in (("x", x), ("color", color)):
+            if name is not None and name not in names:
+                raise ValueError(f'{what}="{name}": must be one of {", ".join(names)}')
+        return sweeps.sweep(self.to_frame(), y=y, x=x, color=color, **options)
+
+    def __repr__(self) -> str:
+        counts = (
+            len(self._points),
+            len(self._outcomes) - len(self.failed),
+            len(self.failed),
+            len(self.missing),
+        )
+        words = "{} cells: {} done, {} failed, {} not run".format(*(f"{n:,}" for n in counts))
+        return f"Sweep({self.study}: {words if not self.ok else words.split(',')[0]})"
+
+    def _repr_html_(self) -> str:
+        frame = self.to_frame()
+        more = f"<p>{len(frame) - _SHOWN:,} more; to_frame() has them all</p>" if len(frame) > _SHOWN else ""
+        failed = str(self.failed._repr_html_()) if len(self.failed) else ""
+        head = f"<p>{html.escape(repr(self), quote=False)}</p>"
+        return head + failed + str(frame.head(_SHOWN)._repr_html_()) + more
+
+
+def sweep(
+    study: cells.Study,
+    grid: Any,
+    executor: Any = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Sweep:
+    """Ask a study for each combination of a grid.
+
+    Parameters
+    ----------
+    study : callable
+        Called with a combination as keywords. Returns anything with `to_frame()` (`tk.first_tokens`,
+        `tk.seed_matrix`, `tk.drift`, `Results`...), a DataFrame, or a dict of scalars. One that raises costs
+        its own cell.
+    grid : dict of str to list, or list of dict
+        Values for each name: their product, the last name fastest. Or the combinations themselves.
+    executor : ipyparallel Client or view, optional
+        Cells run on its engines, each on the next that is free; None runs them here. A model isn't sent:
+        `tk.loaded(name)` in the study loads it once on each engine.
+    out : path, optional
+        A directory: finished cells are kept there, and the same sweep run again does only what it lacks. A
+        file in .jsonl, .csv or .parquet: the table, written once every cell has run; until all are done,
+        they are kept in the directory FILE.cells.
+    progress : bool
+        Show a bar.
+
+    Returns
+    -------
+    Sweep
+        Interrupted, with the cells that were finished.
+
+    Raises
+    ------
+    ValueError
+        One line. Before anything runs: a grid without combinations, names that the study doesn't take, an
+        `out` of another sweep. Later: a column of a grid's name in the study's table, with other values.
+    """
+    points = grids.combinations(grid)
+    grids.accepted(study, points)
+    view = cells.view_of(executor) if executor is not None else None
+    if view is not None:
+        cells.portable(study, points)
+    kept, file = _places(out, study, points)
+    outcomes: dict[int, cells.Outcome] = {}
+    if kept:
+        found = {k: frame for k, point in enumerate(points) if (frame := kept.get(point)) is not None}
+        outcomes |= {k: cells.Outcome(frame) for k, frame in found.items()}
+    todo = {k: point for k, point in enumerate(points) if k not in outcomes}
+    work = cells.run(study, todo) if view is None else cells.spread(view, study, todo)
+    name, total = name_of(study), len(points)
+    machines = {repr(backend.fingerprint())}
+    try:
+        with (
+            closing(work),
+            tqdm(
+                total=total,
+                initial=len(outcomes),
+                desc=f"sweep of {name}",
+                unit="cell",
+                disable=not progress,
+                leave=False,
+            ) as bar,
+        ):
+            for k, outcome in work:
+                if outcome.frame is not None:
+                    _joined([points[k]], [outcome.frame], list(points[k]))  # a clash is told at once
+                    if kept:
+                        kept.put(points[k], outcome.frame)
+                    _compare(outcome.machine, machines)
+                outcomes[k] = outcome
+                bar.update()
+    except KeyboardInterrupt:
+        where = f"; they are kept in {kept.path}" if kept else ""
+        warnings.warn(f"interrupted: {len(outcomes)} of {total} cells are there{where}", stacklevel=2)
+    made = Sweep(name, points, outcomes)
+    if file and len(outcomes) == total > len(made.failed):
+        files.write(file, files.table(_flat(made.to_frame()), file.suffix))
+        if kept and made.ok:
+            kept.remove()
+    return made
+
+
+def _places(
+    out: Any, study: cells.Study, points: Sequence[grids.Combination]
+) -> tuple[Kept | None, Path | None]:
+    """Where finished cells are kept, and the file that their table goes to."""
+    if out is None:
+        return None, None
+    for point in points:
+        if not grids.lasts(point):
+            rule = "only plain values are the same in another run; give names or numbers"
+            raise ValueError(f"out={out}: can't tell {grids.said(point)} again: {rule}")
+    path = Path(out)
+    file = path if path.suffix in files.TABLES and not path.is_dir() else None
+    if file:
+        files.check("out", str(file))
+    return Kept(path.with_name(path.name + ".cells") if file else path, study, list(points[0])), file
+
+
+def _joined(
+    points: Sequence[grids.Combination], frames: Sequence[pd.DataFrame], names: list[str]
+) -> pd.DataFrame:
+    import pandas as pd
+
+    if not frames:
+        return pd.DataFrame(columns=names)
+    bare = [_without(point, frame) for point, frame in zip(points, frames, strict=True)]
+    some = [frame for frame in bare if len(frame)] or bare[:1]  # an empty table's types would count
+    joined = pd.concat(some, ignore_index=True)
+    lengths = [len(frame) for frame in frames]
+    for place, name in enumerate(names):
+        values = [point[name] for point, many in zip(points, lengths, strict=True) for _ in range(many)]
+        joined.insert(place, name, _column(values))
+    return joined
+
+
+def _without(point: grids.Combination, frame: pd.DataFrame) -> pd.DataFrame:
+    """A study's table without the columns that say the combination again."""
+    for name, value in point.items():
+        if name in frame and not all(_equal(v, value) for v in frame[name].tolist()):
+            seen = next(v for v in frame[name].tolist() if not _equal(v, value))
+            raise ValueError(
+                f"grid: the study's table has a column {name} of its own ({show(seen)} where the grid has "
+                f"{show(value)}); give the study's argument another name"
+            )
+    return frame.drop(columns=[name for name in point if name in frame])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Real) and isinstance(other, Real) and one == other:
+        return True
+    return grids.text(one) == grids.text(other)
+
+
+def _column(values: list[Any]) -> Any:
+    import pandas as pd
+
+    # Beside None pandas would make floats of integers, and of lists of numbers as it likes.
+    plain = all(isinstance(v, str | bool | int | float) for v in values)
+    return pd.Series(values, dtype=None if plain else object)
+
+
+def _listed(points: Iterable[grids.Combination], names: Iterable[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    points = list(points)
+    return pd.DataFrame({name: _column([point[name] for point in points]) for name in names})
+
+
+def _flat(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table for a file: columns of mixed or nested values, for which no format has a type, as text."""
+    texts = {}
+    for name in frame:
+        kinds = (
+            {type(v) for v in frame[name].tolist() if v is not None} if frame[name].dtype == object else set()
+        )
+        if len(kinds) > 1 or not kinds <= {str, bool, int, float}:
+            texts[name] = [grids.text(v) for v in frame[name].tolist()]
+    return frame.assign(**texts)
+
+
+def _compare(machine: Mapping[str, str | int] | None, known: set[str]) -> None:
+    """Warn once of each engine that computes otherwise than this process: last bits may differ there."""
+    if machine is None or repr(machine) in known:
+        return
+    known.add(repr(machine))
+    here = backend.fingerprint()
+    differ = ", ".join(f"{k}: {machine.get(k)}, here {here.get(k)}" for k in {**here, **machine}
+                       if machine.get(k) != here.get(k))  # fmt: skip
+    warnings.warn(
+        f"an engine computes otherwise than this process, in last bits perhaps ({differ})", stacklevel=3
+    )
