@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers; the table below says the sam
     from .models import Model, load, loaded, tiny
     from .policies import POLICIES
     from .requests import Completion, Request, Results
+    from .study.audit import audit
     from .study.doctor import doctor
     from .study.sweep import sweep
     from .trace import Trace
@@ -40,6 +41,7 @@ _HOME = {
     "first_tokens": "study.first_token",
     "seed_matrix": "study.seed_matrix",
     "drift": "study.drift",
+    "audit": "study.audit",
     "doctor": "study.doctor",
     "sweep": "study.sweep",
 }

@@ -17,19 +17,19 @@ def doctor(args: argparse.Namespace) -> int:
     if args.json:
         output.write(None, output.document(found.to_json()))
     else:
-        print(_columns(found.rows()))
+        print(columns(found.rows()))
         if found.verdict:
             checks = [(c.what, c.shapes, f"{c.compared:,}", f"{c.differing:,}", f"{c.largest:.2g}")
                       for c in found.verdict.checks]  # fmt: skip
             print(
-                "\n" + _columns([("check", "shapes", "compared", "differing", "largest"), *checks], numbers=3)
+                "\n" + columns([("check", "shapes", "compared", "differing", "largest"), *checks], numbers=3)
             )
         if found.reason:
             print(f"\n{found.reason}")
     return 0 if found.ok else 1
 
 
-def _columns(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+def columns(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
     """Rows in columns, the last ones, with numbers, to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     words = len(widths) - numbers

@@ -52,6 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _drift(
         command("commands:drift", "how far company moves a row's logits, and what that does to its tokens")
     )
+    _audit(command("audit:audit", "whether a server keeps seeded requests the same, whatever their company"))
     _doctor(command("doctor:doctor", "what computes here, and whether a model is batch-invariant on it"))
     options.add(command("bench:bench", "speed and equal bits, side by side with mlx-lm in one run"))
     _fetch(command("commands:fetch", "download a model into the cache and say where it is"))
@@ -151,6 +152,27 @@ def _drift(parser: _Parser) -> None:
     parser.option("--amplify", "X", help, type=float, default=1.0)
     parser.add_argument("--json", action="store_true", help="the table as JSON lines")
     parser.option("--out", "FILE", "the table, as .parquet, .csv or .jsonl")
+    parser.option("--chart", "FILE", "the picture, as .png, .svg or .html")
+
+
+def _audit(parser: _Parser) -> None:
+    help = "base URL of a server with OpenAI's /v1/completions; left out, --policy says what is audited here"
+    parser.add_argument("url", metavar="URL", nargs="?", help=help)
+    help = "the model as the server calls it; with --policy, one as for generate (smollm2)"
+    parser.option("--model", "M", help)
+    parser.add_argument(
+        "--policy", choices=POLICIES, help="audit an engine of this toolkit, without a server"
+    )
+    parser.add_argument("--forward", choices=FORWARDS, default="packed", help="of that engine (%(default)s)")
+    parser.option("--prompts", "FILE", "requests to ask with, as JSON lines (four of its own)")
+    parser.option("--trials", "N", "rounds, each with other seeds (%(default)s)", type=int, default=3)
+    parser.option("--tokens", "N", "length of each answer (%(default)s)", type=int, default=8)
+    parser.option("--timeout", "S", "seconds for one request (%(default)g)", type=float, default=60.0)
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 1 also where something beside the promise is broken"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.option("--out", "FILE", "every pair of answers, as .parquet, .csv or .jsonl")
     parser.option("--chart", "FILE", "the picture, as .png, .svg or .html")
 
 

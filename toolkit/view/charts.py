@@ -6,6 +6,7 @@ text alternative, what the picture shows. The data are named, so that an explore
 """
 
 from .apart import equality, reach, reach_data, rules, rules_data
+from .audits import audit
 from .chains import chain, chain_data, stages
 from .company import company, company_data
 from .drifts import drift, margins
@@ -14,6 +15,7 @@ from .seeds import first_tokens, first_tokens_data, reading, seed_matrix, seed_m
 from .timeline import timeline
 
 __all__ = [
+    "audit",
     "chain",
     "chain_data",
     "company",

@@ -1,0 +1,606 @@
+"""The audit, on targets that run: engines under each policy, callables with a fault planted in each, servers.
+
+Every check has a target that breaks it, so a verdict of "kept" means something.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+import toolkit as tk
+from toolkit.cli import main
+from toolkit.study import audit_checks
+from toolkit.view import figure
+
+ROOT = Path(__file__).parents[1]
+PROMISE = {kind.name for kind in audit_checks.KINDS if kind.promise}
+FEW = {"trials": 2, "tokens": 6}
+
+
+def broken(found):
+    return {check.name for check in found.checks if check.verdict == "broken"}
+
+
+def causes(found):
+    return [cause.name for cause in found.diagnosis]
+
+
+def engine(tiny, policy="keyed", **how):
+    return tk.Engine(tiny, policy, **how)
+
+
+# Engines
+
+
+@pytest.mark.parametrize("forward", ["packed", "padded"])
+def test_under_global_the_last_seed_wins(tiny, forward):
+    found = tk.audit(engine(tiny, "global", forward=forward), **FEW)
+    assert not found.ok
+    assert causes(found) == ["last seed wins", "unseeded requests follow the last seed"]
+    assert {"first_token", "every_token", "order", "sibling_seeds", "own_seed", "greedy_sibling"} <= broken(
+        found
+    )
+    assert found.check("first_token").first == 0
+    assert found.check("own_seed").differing == 0  # it does nothing
+    assert found.check("greedy").verdict == "kept"  # no seed reaches it, and its logits stay
+
+
+def test_under_reseed_it_leaks_after_the_first_token(tiny):
+    found = tk.audit(engine(tiny, "reseed"), **FEW)
+    assert not found.ok
+    assert causes(found)[0] == "leak after the first token"
+    assert {"first_token", "own_seed"} & broken(found) == set()
+    assert {"every_token", "order", "sibling_seeds", "unseeded_siblings", "midway"} <= broken(found)
+    assert found.check("sibling_seeds").first == 1
+
+
+@pytest.mark.parametrize("forward", ["packed", "padded", "sequential"])
+def test_keyed_keeps_the_promise_in_every_check(tiny, forward):
+    found = tk.audit(engine(tiny, forward=forward), **FEW)
+    assert found.ok and broken(found) & PROMISE == set()
+    assert {check.verdict for check in found.checks if check.name != "logprobs"} == {"kept"}
+    assert repr(found).startswith(
+        f"Audit(engine of tiny, keyed, {forward}: the promise to seeded requests is kept"
+    )
+    if forward == "packed":
+        assert found.diagnosis == () and found.check("logprobs").compared > 0
+
+
+def test_isolate_keeps_the_promise_but_leaves_the_generator_seeded_for_unseeded_requests(tiny):
+    found = tk.audit(engine(tiny, "isolate"), **FEW)
+    assert found.ok
+    assert broken(found) == {"unseeded_after_seeded"}
+    assert causes(found) == ["unseeded requests follow the last seed"]
+    assert "beside it, unseeded requests follow the last seed" in repr(found)
+
+
+def test_drift_shows_in_logprobs_before_it_shows_in_tokens(tiny):
+    found = tk.audit(engine(tiny, invariant=False), **FEW)
+    assert found.ok  # no token flipped
+    assert broken(found) == {"logprobs"} and causes(found) == ["drift of logits"]
+    assert tk.audit(engine(tiny, invariant=True), **FEW).check("logprobs").verdict == "kept"
+
+
+def test_an_engine_can_be_audited_again_but_not_while_it_has_requests(tiny):
+    same = engine(tiny, prefix_cache=1 << 20)
+    assert tk.audit(same, **FEW).ok and tk.audit(same, **FEW).ok
+    same.submit(tk.Request("x"))
+    with pytest.raises(ValueError, match="the engine has requests in it"):
+        tk.audit(same)
+
+
+def test_an_engine_that_never_had_two_rows_says_so(tiny):
+    found = tk.audit(engine(tiny, "reseed", max_rows=1), trials=1, tokens=4)
+    assert found.notes == ("max_rows=1: the engine never had two rows in a batch.",)
+
+
+# Callables
+
+
+def keyed(tiny, requests, **how):
+    return list(tk.generate(tiny, requests, **how))
+
+
+def ignores_seeds(tiny, requests):
+    return keyed(tiny, [r.replace(seed=None) for r in requests])
+
+
+def one_seed_for_all_seeded(tiny, requests):
+    return keyed(tiny, [r.replace(seed=5) if r.seeded else r for r in requests])
+
+
+def constant(tiny, requests):
+    return keyed(tiny, [r.replace(temperature=0) for r in requests])
+
+
+def swaps_seeds(tiny, requests):
+    seeds = [r.seed for r in requests]
+    turned = [r.replace(seed=s) for r, s in zip(requests, seeds[1:] + seeds[:1], strict=True)]
+    return keyed(tiny, turned)
+
+
+def noise_by_shape(tiny, requests):
+    """As a draw over the whole batch: own seed, but another part of the noise for each number of rows."""
+    size = 1_000_003 * (len(requests) - 1)
+    return keyed(tiny, [r.replace(seed=r.seed + size * (not r.greedy)) if r.seeded else r for r in requests])
+
+
+def drifts(tiny, requests):
+    """Logits that move with the number of rows, far enough to flip a token now and then."""
+    moved = mx.random.normal((tiny.vocab_size,), key=mx.random.key(3)) * 0.15 * (len(requests) - 1)
+    mx.eval(moved)
+    return keyed(tiny, [r.replace(processors=[lambda tokens, logits: logits + moved]) for r in requests])
+
+
+def greedy_drifts(tiny, requests):
+    moved = mx.random.normal((tiny.vocab_size,), key=mx.random.key(3)) * (len(requests) - 1)
+    mx.eval(moved)
+    add = [lambda tokens, logits: logits + moved]
+    return keyed(tiny, [r.replace(processors=add) if r.greedy else r for r in requests])
+
+
+def same_choices(tiny, requests):
+    done = keyed(tiny, requests)
+    first = {c.id: c for c in done if c.choice == 0}
+    return [c if c.choice == 0 else _as(c, first[c.id]) for c in done]
+
+
+def _as(completion, other):
+    return tk.Completion(id=completion.id, choice=completion.choice, tokens=other.tokens, text=other.text)
+
+
+def fixed_when_unseeded(tiny, requests):
+    return keyed(tiny, [r if r.seeded else r.replace(seed=0) for r in requests])
+
+
+def heeds_arrivals(tiny, requests):
+    late = max(r.arrival for r in requests)
+    return keyed(tiny, [r.replace(seed=r.seed + late) if late and r.seeded else r for r in requests])
+
+
+def refuses_arrivals(tiny, requests):
+    if any(r.arrival for r in requests):
+        raise ValueError("arrival: not supported")
+    return keyed(tiny, requests)
+
+
+FAULTS = [
+    (ignores_seeds, {"repeat"}, ["seeds ignored"]),
+    (one_seed_for_all_seeded, {"other_seed"}, ["seeds ignored"]),
+    (constant, {"other_seed"}, ["constant output"]),
+    (swaps_seeds, {"first_token", "order", "sibling_seeds", "own_seed"}, ["seeds go to the wrong rows"]),
+    (noise_by_shape, {"first_token", "every_token", "midway"}, ["noise depends on shape"]),
+    (drifts, {"every_token", "logprobs"}, ["drift of logits"]),
+    (greedy_drifts, {"greedy"}, ["drift of logits"]),
+    (same_choices, {"choices"}, []),
+    (fixed_when_unseeded, {"unseeded_together", "unseeded_after_seeded"}, None),
+    (heeds_arrivals, {"midway"}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "finds", "cause"), FAULTS, ids=lambda v: getattr(v, "__name__", None))
+def test_a_planted_fault_is_found_and_named(tiny, fault, finds, cause):
+    trials = 4 if fault is drifts else 2  # a flip is rare
+    found = tk.audit(lambda requests: fault(tiny, requests), trials=trials, tokens=8)
+    assert finds <= broken(found)
+    assert found.ok == (not finds & PROMISE)
+    assert cause is None or causes(found) == cause
+
+
+def test_equal_answers_prove_nothing_where_no_seed_changes_one(tiny):
+    found = tk.audit(lambda requests: constant(tiny, requests), **FEW)
+    assert found.check("every_token").verdict == "not testable"
+    assert "no seed changes the answer" in found.check("every_token").sentence
+    assert found.check("choices").verdict == "not testable"  # equal, as all else is
+    assert found.check("greedy").verdict == "kept"  # which needs no seed
+
+
+def test_what_one_request_alone_does_not_repeat_is_not_asked_of_a_batch(tiny):
+    found = tk.audit(lambda requests: ignores_seeds(tiny, requests), **FEW)
+    assert found.check("every_token").verdict == "not testable"
+    assert "does not even repeat alone" in found.check("every_token").reason
+
+
+def test_a_lost_request_and_a_wrong_order_are_told(tiny):
+    def loses(requests):
+        return keyed(tiny, requests)[: max(1, len(requests) - 1)]
+
+    def turned(requests):
+        return keyed(tiny, requests)[::-1]
+
+    found = tk.audit(loses, **FEW)
+    assert not found.ok and "answered" in broken(found)
+    assert 'request "r2" of 3 got no answer' in found.check("answered").sentence
+    found = tk.audit(turned, **FEW)
+    assert broken(found) == {"answered"} and not found.ok  # by id every answer is right
+    assert "order r2, r1, r0" in found.check("answered").sentence
+
+
+def test_answers_without_ids_are_taken_by_place(tiny):
+    def nameless(requests):
+        done = keyed(tiny, requests)
+        return [tk.Completion(id="", choice=c.choice, tokens=c.tokens, text=c.text) for c in done]
+
+    found = tk.audit(nameless, **FEW)
+    assert found.ok and found.check("logprobs").verdict == "not testable"
+    assert not tk.audit(lambda requests: nameless(requests)[::-1], **FEW).ok
+
+
+def test_a_target_that_raises_is_one_line(tiny):
+    def raises(requests):
+        raise RuntimeError("out\nof paper")
+
+    def raises_in_company(requests):
+        return raises(requests) if len(requests) > 1 else keyed(tiny, requests)
+
+    with pytest.raises(OSError, match=r"target=raises: raised RuntimeError: out of paper$"):
+        tk.audit(raises)
+    found = tk.audit(raises_in_company, **FEW)
+    assert not found.ok and broken(found) == {"answered"}
+    assert "out of paper" in found.check("every_token").reason
+
+
+def test_what_a_target_may_refuse_is_not_held_against_it(tiny):
+    found = tk.audit(lambda requests: refuses_arrivals(tiny, requests), **FEW)
+    assert found.ok and found.check("midway").verdict == "not testable"
+    assert "arrival: not supported" in found.check("midway").sentence
+    alone = tk.audit(lambda requests: keyed(tiny, [r.replace(n=1) for r in requests]), **FEW)
+    assert alone.ok and "1 of 3 choices came back" in alone.check("choices").reason
+
+
+# The result
+
+
+def test_the_result_is_a_table_a_picture_and_json(tiny):
+    found = tk.audit(engine(tiny, "reseed"), **FEW)
+    frame = found.to_frame()
+    assert list(frame.columns) == ["check", "trial", "row", "compared", "first", "text", "other_text"]
+    for check in found.checks[1:]:
+        mine = frame[frame["check"] == check.name]
+        assert (len(mine), mine["first"].notna().sum()) == (check.compared, check.differing)
+    assert list(found.summary()["name"]) == [kind.name for kind in audit_checks.KINDS]
+    said = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert said["ok"] is False and said["diagnosis"][0]["name"] == "leak after the first token"
+    assert "every token: broken" in figure.svg(found.chart())
+    assert "leak after the first token" in found._repr_html_() and "<table>" in found._repr_html_()
+    with pytest.raises(ValueError, match="must be one of answered, repeat"):
+        found.check("nothing")
+
+
+def test_own_prompts_and_parameters_are_asked_with(tiny):
+    asked = []
+
+    def listens(requests):
+        asked.extend(requests)
+        return keyed(tiny, requests)
+
+    assert tk.audit(listens, requests=[tk.Request("Once", top_k=50, seed=3)], trials=1, tokens=5).ok
+    assert {r.prompt for r in asked if r.top_k == 50} == {"Once"}
+    assert len({r.prompt for r in asked}) == 4  # one request gets company
+    assert {r.max_tokens for r in asked} == {5}
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"requests": [tk.Request("x", temperature=0)]}, r"requests\[0\]: is greedy"),
+        ({"requests": ["x"]}, r"requests\[0\]: must be a Request"),
+        ({"requests": [tk.Request("x", generated=[1])]}, r"requests\[0\].generated"),
+        ({"requests": [tk.Request("")]}, "has no tokens"),
+        ({"trials": 0}, "trials=0: must be in"),
+        ({"tokens": 1}, "tokens=1: must be in"),
+        ({"timeout": 0}, "timeout=0: must be in"),
+        ({"model": "x"}, "names a server's model"),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name(tiny, how, says):
+    with pytest.raises(ValueError, match=says):
+        tk.audit(engine(tiny), **how)
+    with pytest.raises(ValueError, match="must be an Engine, a callable or a base URL"):
+        tk.audit(3)
+
+
+def test_interrupted_it_keeps_what_it_found(tiny):
+    calls = []
+
+    def interrupted(requests):
+        calls.append(1)
+        if len(calls) > 6:
+            raise KeyboardInterrupt
+        return keyed(tiny, requests)
+
+    found = tk.audit(interrupted, **FEW)
+    assert not found.complete and not found.ok and "(interrupted)" in repr(found)
+    assert found.check("every_token").verdict == "kept"
+    assert found.check("choices").reason == "it was not reached"
+
+
+# Servers
+
+
+class Batching(ThreadingHTTPServer):
+    """OpenAI's completions over `tk.generate`: what arrives within 50 ms is a batch."""
+
+    daemon_threads = True
+
+    def __init__(self, model, policy, forms="openai"):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.model, self.policy, self.forms = model, policy, forms
+        self.waiting, self.lock, self.sizes = [], threading.Lock(), []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        for work in (self.serve_forever, self.batches):
+            threading.Thread(target=work, daemon=True).start()
+
+    def batches(self):
+        while True:
+            time.sleep(0.001)
+            if not self.waiting:
+                continue
+            time.sleep(0.05)
+            with self.lock:
+                batch, self.waiting = self.waiting, []
+            self.sizes.append(len(batch))
+            requests = [r.replace(id=f"r{i}") for i, (r, _, _) in enumerate(batch)]
+            done = tk.generate(self.model, requests, policy=self.policy)
+            for (_, event, into), request in zip(batch, requests, strict=True):
+                into += [c for c in done if c.id == request.id]
+                event.set()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status, answer = self.answer(body)
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def answer(self, body):
+        if body["model"] != "tiny":
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist"}}
+        fields = {k: body[k] for k in ("prompt", "max_tokens", "temperature", "seed", "n") if k in body}
+        event, done = threading.Event(), []
+        with self.server.lock:
+            self.server.waiting.append((tk.Request(**fields), event, done))
+        event.wait()
+        choices = [{"index": c.choice, "text": c.text} for c in done]
+        if self.server.forms == "openai":
+            for choice, c in zip(choices, done, strict=True):
+                told = {
+                    "tokens": [*map(self.server.model.token_text, c.tokens)],
+                    "token_logprobs": list(c.logprobs),
+                }
+                choice["logprobs"] = told
+        return 200, {"choices": choices}
+
+    def log_message(self, *_):
+        pass
+
+
+def serve(**how):
+    """A server whose every answer is made by functions of the body."""
+    made = type("Canned", (Handler,), {"answer": lambda self, body: how["answer"](body)})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), made)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def test_last_seed_wins_is_found_over_http(tiny):
+    server = Batching(tiny, "global")
+    found = tk.audit(server.url, model="tiny", **FEW)
+    assert max(server.sizes) == 3  # they were batched
+    assert not found.ok and causes(found)[0] == "last seed wins"
+    assert {"first_token", "every_token", "sibling_seeds"} <= broken(found)
+    assert found.check("repeat").verdict == "kept" and found.unit == "token"
+
+
+def test_a_server_that_keeps_the_promise_is_told_so_and_what_was_not_tested(tiny):
+    server = Batching(tiny, "keyed")
+    found = tk.audit(server.url + "/v1/", model="tiny", **FEW)
+    assert found.ok and broken(found) == set() and max(server.sizes) == 3
+    assert found.check("logprobs").compared > 0 and found.check("choices").verdict == "kept"
+    assert "what it ran one by one was not put to the test" in found.notes[0]
+    assert len(found.notes) == 1  # it did batch
+
+
+def test_a_server_that_reports_only_text_is_compared_by_characters(tiny):
+    found = tk.audit(Batching(tiny, "reseed", forms="text").url, model="tiny", trials=1, tokens=6)
+    assert found.unit == "character" and "characters of the text" in found.notes[-1]
+    assert not found.ok and found.check("logprobs").verdict == "not testable"
+
+
+def test_what_a_server_does_wrong_is_one_line(tiny):
+    def slow(body):
+        time.sleep(30)
+
+    def no_seed(body):
+        if "seed" in body:
+            return 400, {"error": {"message": "unknown field seed"}}
+        return 200, {"choices": [{"index": 0, "text": "abc"}]}
+
+    for answer, says in [
+        (lambda body: (500, {"error": "out of memory"}), r"HTTP 500: out of memory$"),
+        (lambda body: (404, {"error": {"message": "no model x"}}), r"HTTP 404: no model x$"),
+        (lambda body: (200, b"<html>hello"), "not with JSON: <html>hello"),
+        (lambda body: (200, {"object": "list"}), "no completions in it"),
+        (lambda body: (200, b"[]"), "no completions in it"),
+        (no_seed, "HTTP 400: unknown field seed; it answers without a seed"),
+        (slow, "no answer within 0.3 s"),
+    ]:
+        with pytest.raises(OSError, match=says) as caught:
+            tk.audit(serve(answer=answer), model="x", timeout=0.3)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(OSError, match="does not exist"):
+        tk.audit(Batching(tiny, "keyed").url, model="tinny")
+
+
+def test_a_body_that_comes_byte_by_byte_has_a_deadline_too():
+    class Dribbles(Handler):
+        def do_POST(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            for _ in range(100):
+                self.wfile.write(b" ")
+                self.wfile.flush()
+                time.sleep(0.1)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dribbles)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    began = time.monotonic()
+    with pytest.raises(OSError, match=r"no answer within 0\.5 s"):
+        tk.audit(f"http://127.0.0.1:{server.server_port}", model="x", timeout=0.5)
+    assert time.monotonic() - began < 3
+
+
+def test_what_no_server_can_be_asked_is_refused():
+    for url in ("127.0.0.1:8080", "ftp://x", "http://", "nonsense", "http://x:port"):
+        with pytest.raises(ValueError, match="must be a base URL like"):
+            tk.audit(url, model="x")
+    with pytest.raises(ValueError, match="needs the name of the model"):
+        tk.audit("http://127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"typical_p .*/v1/completions has no such field"):
+        tk.audit("http://127.0.0.1:1", model="x", requests=[tk.Request("x", typical_p=0.5)])
+
+
+def test_without_httpx_one_line_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ValueError, match=r"install the extra audit: pip install .mlx-seed-toolkit\[audit\]"):
+        tk.audit("http://127.0.0.1:1", model="x")
+
+
+@pytest.fixture(scope="module")
+def mlx_lm_server(tiny, tmp_path_factory):
+    """mlx-lm's own server on the tiny model, and the name that it calls the model by."""
+    directory = tmp_path_factory.mktemp("model")
+    (directory / "config.json").write_text(json.dumps(tiny.config))
+    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(tiny.module.parameters())))
+    tiny.tokenizer._tokenizer.save_pretrained(str(directory))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    args = [sys.executable, "-m", "mlx_lm", "server", "--model", str(directory), "--port", str(port)]
+    log = (directory / "log").open("w")
+    process = subprocess.Popen(args, stdout=log, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=1)
+                break
+            except OSError:
+                assert process.poll() is None, (directory / "log").read_text()
+                time.sleep(0.1)
+        yield url, str(directory)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_mlx_lms_server_serves_seeded_requests_alone_and_leaves_the_generator_seeded(mlx_lm_server):
+    url, name = mlx_lm_server
+    found = tk.audit(url, model=name, **FEW)
+    assert found.ok and found.unit == "token"
+    assert broken(found) == {"unseeded_after_seeded"}
+    assert causes(found) == ["unseeded requests follow the last seed"]
+    assert "n is not supported" in found.check("choices").sentence
+    assert found.check("logprobs").compared > 0
+
+
+# The command
+
+
+@pytest.fixture
+def cli(capfd):
+    def run(*args):
+        return main([str(arg) for arg in args]), *capfd.readouterr()
+
+    return run
+
+
+def test_the_command_exits_0_where_the_promise_is_kept_and_1_where_it_is_broken(cli, tmp_path):
+    few = ("--model", "tiny", "--trials", 2, "--tokens", 6)
+    status, out, err = cli("audit", "--policy", "keyed", *few)
+    assert (status, err) == (0, "")
+    assert out.endswith("The promise to seeded requests is kept.\n")
+    table, picture = tmp_path / "pairs.csv", tmp_path / "picture.png"
+    status, out, err = cli("audit", "--policy", "global", *few, "--out", table, "--chart", picture)
+    assert (status, err) == (1, "")
+    assert "Likely cause: last seed wins: " in out and max(map(len, out.splitlines())) < 220
+    assert table.read_text().startswith("check,trial,row,compared,first,text,other_text")
+    assert picture.stat().st_size > 1000
+    one = ("--model", "tiny", "--trials", 1, "--tokens", 6)
+    assert cli("audit", "--policy", "isolate", *one)[0] == 0
+    assert cli("audit", "--policy", "isolate", *one, "--strict")[0] == 1
+
+
+def test_its_json_is_sorted_and_has_the_documented_fields(cli):
+    status, out, _ = cli("audit", "--policy", "reseed", "--model", "tiny", "--trials", 1, "--json")
+    said = json.loads(out)
+    assert status == 1 and out == json.dumps(said, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    fields = "checks complete diagnosis kind notes ok reading target tokens trials unit"
+    assert set(said) == set(fields.split())
+    fields = "name promise compares expects compared differing first verdict reason sentence"
+    assert all(set(check) == set(fields.split()) for check in said["checks"])
+
+
+def test_the_command_audits_a_server_with_own_prompts(cli, tiny, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Once"}\n{"prompt": "Twice"}\n')
+    server = Batching(tiny, "keyed")
+    status, out, err = cli("audit", server.url, "--model", "tiny", "--prompts", prompts, "--trials", 1)
+    assert (status, err) == (0, "") and server.url in out
+    assert max(server.sizes) == 2
+
+
+def test_bad_input_exits_2_and_an_unreachable_server_1_each_with_one_line(cli, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Once", "temperature": 0}\n')
+    for args, says, expected in [
+        ((), "give either the URL of a server, or --policy", 2),
+        (("http://127.0.0.1:1", "--policy", "keyed"), "give either the URL", 2),
+        (("http://127.0.0.1:1",), "needs the name of the model", 2),
+        (("nonsense", "--model", "x"), "must be a base URL", 2),
+        (("--policy", "keyed", "--model", "tiny", "--trials", "0"), "trials=0", 2),
+        (("--policy", "keyed", "--model", "tiny", "--prompts", prompts), "is greedy", 2),
+        (("http://127.0.0.1:1", "--model", "x"), "http://127.0.0.1:1/v1/completions: can't be reached", 1),
+    ]:
+        status, out, err = cli("audit", *args)
+        assert (status, out, err.count("\n")) == (expected, "", 1), err
+        assert says in err and err.startswith("toolkit: ")
+
+
+def test_ctrl_c_prints_what_was_found_and_exits_130(tiny):
+    answered = threading.Event()
+
+    def answer(body):
+        if answered.is_set():
+            time.sleep(20)
+        if body.get("seed") == 1001:  # of the second question
+            answered.set()
+        return 200, {"choices": [{"index": 0, "text": f"abc{body.get('seed')}"}]}
+
+    args = [sys.executable, "-m", "toolkit", "audit", serve(answer=answer), "--model", "x"]
+    process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert answered.wait(30)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted" in err and "repeat" in out and "(interrupted)" in out

@@ -1,0 +1,65 @@
+"""Audit: whether a server, or one of this toolkit's own policies, keeps its promise to seeded requests."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import arguments, output
+from .arguments import Source, open_model
+from .doctor import columns
+
+if TYPE_CHECKING:
+    from ..study.audit import Audit
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Print the verdicts; exit 1 where the promise is broken or could not be tested."""
+    from ..study.audit import audit as ask
+
+    output.check("--out", args.out, output.TABLES)
+    output.check("--chart", args.chart, output.PICTURES)
+    if (args.url is None) == (args.policy is None):
+        raise ValueError("audit: give either the URL of a server, or --policy for an engine here")
+    requests = arguments.read(Source(args.prompts)) if args.prompts else None
+    how: dict[str, Any] = {"requests": requests, "trials": args.trials, "tokens": args.tokens,
+                           "timeout": args.timeout, "progress": sys.stderr.isatty()}  # fmt: skip
+    if args.url is None:
+        from ..engine import Engine
+
+        target = Engine(open_model(args.model or "smollm2"), args.policy, args.forward)
+        found = ask(target, **how)
+    else:
+        found = ask(args.url, model=args.model, **how)
+    if args.out:
+        output.write_table(args.out, found.to_frame())
+    if args.chart:
+        from ..view import show
+
+        show(found.chart()).save(args.chart)
+    if args.json:
+        output.write(None, output.document(found.to_json()))
+    else:
+        print(_text(found))
+    if not found.complete:
+        output.say("interrupted; the checks say what was found until then")
+        return 130
+    broken = any(check.verdict == "broken" for check in found.checks)
+    return 0 if found.ok and not (args.strict and broken) else 1
+
+
+def _text(found: Audit) -> str:
+    """The promise's checks, those beside it, what is broken, and why."""
+    lines = [f"{found.target}: {found.trials} trials of {found.tokens} tokens", ""]
+    rows = [("check", "verdict", "compared", "differing", f"first {found.unit}")]
+    for check in found.checks:
+        first = "" if check.first is None else str(check.first)
+        wants = " (must differ)" * (check.expects == "different")
+        name = f"{'' if check.promise else 'beside: '}{check.name}{wants}"
+        rows.append((name, check.verdict, f"{check.compared:,}", f"{check.differing:,}", first))
+    lines += [columns(rows, numbers=3), ""]
+    lines += [f"{check.name}: {check.sentence}" for check in found.checks if check.verdict != "kept"]
+    lines += [f"Likely cause: {cause}." for cause in found.diagnosis]
+    lines += [f"Note: {note}" for note in found.notes]
+    return "\n".join([*lines, f"{found.reading[0].upper()}{found.reading[1:]}."])

@@ -1,0 +1,121 @@
+"""Diagnosis: the likely cause behind an audit's verdicts, in the field's words.
+
+Derived from the pairs that the checks compared, and nothing else. What tells the causes apart: whether a
+change of siblings' seeds alone moves the answer (a leak) or only a change of shapes does (drift, or noise
+that depends on shape); from which token on; and whose seed the first token follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .audit_checks import BROKEN, KEPT, Check, Seen
+
+OFTEN = 0.5  # share of tokens that change where noise is drawn anew; drift flips far fewer
+
+
+class Cause(NamedTuple):
+    """A likely cause, and what in the answers points to it."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+def diagnose(checks: Sequence[Check], seen: Sequence[Seen]) -> tuple[Cause, ...]:
+    """Likely causes of what is broken; none where nothing is."""
+    verdict = {check.name: check.verdict for check in checks}
+    causes = [_of_seeded(verdict, seen)]
+    if verdict["unseeded_after_seeded"] == BROKEN:
+        causes.append(
+            Cause(
+                "unseeded requests follow the last seed",
+                "after the same seeded request an unseeded one gives the same answer again; "
+                "the seeded one leaves the shared generator seeded",
+            )
+        )
+    if verdict["unseeded_together"] == BROKEN:
+        causes.append(Cause("a missing seed is a fixed one", "equal unseeded requests give equal answers"))
+    if verdict["logprobs"] == BROKEN and not any(cause and cause.name == _DRIFT for cause in causes):
+        causes.append(
+            Cause(_DRIFT, "logprobs differ in their last bits in company, though no token flipped by it here")
+        )
+    return tuple(cause for cause in causes if cause)
+
+
+_DRIFT = "drift of logits"
+
+
+def _of_seeded(verdict: dict[str, str], seen: Sequence[Seen]) -> Cause | None:
+    if verdict["repeat"] == BROKEN:
+        return Cause("seeds ignored", "the same request with the same seed, alone, gives another answer")
+    if verdict["other_seed"] == BROKEN:
+        if verdict["unseeded_together"] == KEPT:
+            return Cause("seeds ignored", "every seed gives the same answer, though unseeded requests vary")
+        return Cause("constant output", "no seed changes the answer: greedy, or one fixed seed for all")
+    if BROKEN not in (verdict[name] for name in _BY_COMPANY):
+        return None
+    return _follows_a_sibling(seen) or _leaks(verdict, seen) or _moves_with_shape(verdict, seen)
+
+
+_BY_COMPANY = ("first_token", "every_token", "order", "sibling_seeds", "unseeded_siblings",
+               "greedy_sibling", "greedy", "midway")  # fmt: skip
+
+
+def _follows_a_sibling(seen: Sequence[Seen]) -> Cause | None:
+    """In company the answer, or its first token, is the one alone with a sibling's seed."""
+    trials: dict[int, list[int]] = {}
+    for pair in seen:
+        if pair.check == "whose_seed":
+            agree = pair.compared if pair.first is None else pair.first
+            trials.setdefault(pair.trial, []).append(agree * (1 if pair.first is not None else 1000))
+    best = [max(agreed) for agreed in trials.values()]
+    if not best or sum(agreed > 0 for agreed in best) * 2 < len(best):
+        return None
+    if sum(agreed >= 1000 for agreed in best) * 2 >= len(best):
+        return Cause(
+            "seeds go to the wrong rows", "in company every token is the one alone with a sibling's seed"
+        )
+    return Cause(
+        "last seed wins",
+        "in company the first token is the one that a sibling's seed gives alone; the row's own seed was "
+        "overwritten in a shared generator before the row drew",
+    )
+
+
+def _leaks(verdict: dict[str, str], seen: Sequence[Seen]) -> Cause | None:
+    if verdict["sibling_seeds"] != BROKEN:
+        return None
+    firsts = [pair.first for pair in seen if pair.check == "sibling_seeds" and pair.first is not None]
+    if min(firsts) > 0:
+        return Cause(
+            "leak after the first token",
+            f"siblings' seeds never change the first token, but {len(firsts)} answers later on; "
+            "the first draw is seeded, the next ones share a generator",
+        )
+    return Cause("leak of siblings' seeds", "siblings' seeds change the answer, from its first token on")
+
+
+def _moves_with_shape(verdict: dict[str, str], seen: Sequence[Seen]) -> Cause:
+    for names in (("every_token", "unseeded_siblings", "midway"), ("order",), ("greedy",)):
+        pairs = [pair for pair in seen if pair.check in names]
+        same = sum(pair.compared if pair.first is None else pair.first for pair in pairs)
+        changed = sum(pair.first is not None for pair in pairs)
+        if changed:
+            break
+    else:
+        return Cause("leak from unseeded or greedy siblings", "seeded company changes nothing, theirs does")
+    if changed > OFTEN * (same + changed) and verdict["greedy"] != BROKEN:
+        return Cause(
+            "noise depends on shape",
+            "siblings' seeds change nothing, but their number and order nearly every token; "
+            "one draw over the whole batch gives each row another part of it",
+        )
+    return Cause(
+        _DRIFT,
+        f"siblings' seeds change nothing, but company flips a token now and then: {changed} in "
+        f"{same + changed} here",
+    )
