@@ -63,9 +63,9 @@ def test_a_model_that_can_not_run_packed_runs_its_rows_one_at_a_time() -> None:
 def test_the_self_check_catches_a_window_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     module = architectures.build("gemma3_text")
     PackedForward(packing.as_model(module, "right"), packing.SHAPES)
-    wide = layers.attention.visible
+    mask = layers.attention.mask
     monkeypatch.setattr(
-        layers.attention, "visible", lambda positions, keys, window: wide(positions, keys, None)
+        layers.attention, "mask", lambda positions, keys, window, *how: mask(positions, keys, None, *how)
     )
     with pytest.raises(Unpackable, match="off by"):
         PackedForward(packing.as_model(module, "wrong"), packing.SHAPES)
