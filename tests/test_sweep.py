@@ -17,6 +17,8 @@ import pytest
 
 import toolkit as tk
 from toolkit import backend
+from toolkit.cli import main
+from toolkit.cli import sweep as commands
 from toolkit.view import figure
 
 ROOT = Path(__file__).parents[1]
@@ -379,6 +381,141 @@ def test_a_file_is_written_once_all_have_run_and_cells_wait_beside_it(tmp_path, 
     }
     frame = read[suffix](file)
     assert list(frame["token"]) == list(quiet(first, GRID).to_frame()["token"])
+
+
+# The command
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_text("".join(json.dumps(r.to_json()) + "\n" for r in (A, B)))
+    return path
+
+
+@pytest.fixture
+def cli(capfd, file):
+    def run(*args):
+        status = main(["sweep", str(file), "--model", "tiny", *map(str, args)])
+        return status, *capfd.readouterr()
+
+    return run
+
+
+FIRST = (
+    "--study",
+    "first-tokens",
+    "--grid",
+    "policy=global,keyed",
+    "--grid",
+    "temperature=0.7,1.3",
+    "--seeds",
+    "0:6",
+)
+
+
+def test_the_command_asks_what_the_function_asks(cli, tmp_path):
+    status, out, err = cli(*FIRST, "--json")
+    assert (status, err) == (0, "")
+    frame, lines = quiet(first, GRID).to_frame(), [json.loads(line) for line in out.splitlines()]
+    assert [line["token"] for line in lines] == list(frame["token"])
+    assert [np.float32(line["logprob"]) for line in lines] == list(frame["logprob"].astype(np.float32))
+    for args, table in [
+        (FIRST, 4),
+        (("--study", "matrix", "--grid", "policy=global,keyed", "--seeds", "0:3"), 2),
+    ]:
+        status, out, err = cli(*args)
+        assert (status, err) == (0, "")
+        assert len(out.splitlines()) == 1 + table
+    assert "Every column is constant" in out and "Every row is constant" in out
+    drift = ("--study", "drift", "--grid", "amplify=1,2", "--grid", "forward=packed,padded", "--seeds", "0:4")
+    status, out, err = cli(*drift, "--chart", tmp_path / "d.svg", "--out", tmp_path / "d.parquet")
+    assert (status, out, err) == (0, "", "")
+    assert "</svg>" in (tmp_path / "d.svg").read_text()
+    assert set(pd.read_parquet(tmp_path / "d.parquet")["amplify"]) == {1.0, 2.0}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ("--grid", "policy=global,kyed"),
+            '--grid policy="kyed": must be one of global, reseed, isolate, keyed',
+        ),
+        (("--grid", "top_p=1.5"), "--grid top_p=1.5: must be in (0, 1]; 1 turns the filter off"),
+        (("--grid", "temperature=nan"), "--grid temperature=nan: must be in [0, 100]"),
+        (("--grid", "top_k=1.5"), '--grid top_k="1.5": must be an integer'),
+        (
+            ("--grid", "polcy=keyed"),
+            "must be one of policy, forward, planner, invariant for matrix, or of a req",
+        ),
+        (
+            ("--grid", "max_tokens=3"),
+            '--grid "max_tokens=3": must be one of',
+        ),  # a first token doesn't heed it
+        (("--grid", "policy"), '--grid "policy": must be like policy=global,keyed'),
+        (("--grid", "top_k=1", "--grid", "top_k=2"), '--grid "top_k=2": top_k is there twice'),
+        (("--grid", "cached=900"), 'cached=900 for request "a": must be under the prompt\'s'),
+        (("--grid", "top_k=1", "--engines", "-1"), "--engines -1: must be in [0, 256]"),
+        (("--grid", "top_k=1", "--row", "z"), '--row "z": must be one of a, b'),
+        (("--grid", "top_k=1", "--sibling", "a"), '--sibling "a": must be another row than --row'),
+        (("--grid", "top_k=1", "--out", "t.txt"), "--out t.txt: must end in .parquet, .csv or .jsonl"),
+    ],
+)
+def test_what_the_command_cannot_run_is_one_line_and_exit_2(cli, args, message):
+    status, out, err = cli("--study", "matrix", *args)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_the_command_interrupted_says_how_to_go_on_and_goes_on(cli, tmp_path, monkeypatch):
+    real, calls = commands.FileStudy.__call__, Calls()
+
+    def interrupted(self, **point):
+        if calls.next() == 3:
+            raise KeyboardInterrupt
+        return real(self, **point)
+
+    out = tmp_path / "t.csv"
+    monkeypatch.setattr(commands.FileStudy, "__call__", interrupted)
+    status, printed, err = cli(*FIRST, "--out", out)
+    assert (status, printed) == (130, "")
+    assert f"interrupted: 2 of 4 cells are done; they are kept in {out}.cells, and the same" in err
+    assert not out.exists()
+    status, _, err = cli(*FIRST[:-1], "0:7", "--out", out)
+    assert status == 2
+    assert "holds cells of another sweep (its code or settings of the study)" in err
+    assert cli(*FIRST, "--out", out) == (0, "", "")
+    assert calls.count == 3 + 2
+    assert len(pd.read_csv(out)) == 24
+    assert not out.with_name("t.csv.cells").exists()
+
+
+def test_a_cell_that_fails_is_a_line_and_exit_1(cli, monkeypatch):
+    real = commands.FileStudy.__call__
+
+    def failing(self, **point):
+        if point["temperature"] == 1.3:
+            raise RuntimeError("no")
+        return real(self, **point)
+
+    monkeypatch.setattr(commands.FileStudy, "__call__", failing)
+    status, out, err = cli(*FIRST)
+    assert status == 1
+    assert len(out.splitlines()) == 3
+    assert 'toolkit: policy="keyed", temperature=1.3: RuntimeError: no\n' in err
+
+
+def test_the_command_starts_an_engine_and_stops_it(cli, tmp_path):
+    pytest.importorskip("ipyparallel", reason="sweeps over engines need the extra `distributed`")
+    assert cli(*FIRST, "--engines", 1, "--out", tmp_path / "t.csv") == (0, "", "")
+    assert cli(*FIRST, "--out", tmp_path / "u.csv") == (0, "", "")
+    assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "u.csv").read_bytes()
+    import psutil  # which ipyparallel brings
+
+    assert not [
+        p for p in psutil.Process().children(recursive=True) if "ipyparallel" in " ".join(p.cmdline())
+    ]
 
 
 # On engines

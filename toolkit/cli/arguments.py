@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,13 @@ def places(source: Source, given: Sequence[Request]) -> dict[str, str]:
     source.seek(0)
     ids = [request.id for request in named(given)]
     return dict(zip(ids, (where for where, _ in jsonl.read(source)), strict=True))
+
+
+def among(option: str, id: str | None, given: Iterable[Request]) -> None:
+    """Refuse the name of a row that isn't there, before a model is loaded."""
+    ids = [request.id for request in given]
+    if id is not None and id not in ids:
+        raise ValueError(f'{option} "{id}": must be one of {", ".join(ids)}')
 
 
 def check(source: Source, given: Sequence[Request], model: Model) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import cohorts
@@ -12,7 +12,7 @@ from ..lengths import read_rows
 from ..requests import check as checked
 from ..requests import named
 from . import arguments, output
-from .arguments import Source, open_model
+from .arguments import Source, among, open_model
 from .output import say
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def drift(args: argparse.Namespace) -> int:
     source = Source(args.file)
     requests = {r.id: r for r in named(arguments.read(source))}
     row = args.row or next(iter(requests))
-    _among("--row", row, requests.values())
+    among("--row", row, requests.values())
     model = open_model(args.model)
     arguments.check(source, list(requests.values()), model)
     mine = requests.pop(row)
@@ -138,8 +138,8 @@ def _study(args: argparse.Namespace, least: int, ask: Callable[..., Any], as_tex
     if len(requests) < least:
         raise ValueError(f"{source.name}: has 1 request; a matrix needs a row and a sibling")
     args.row = args.row or requests[0].id
-    _among("--row", args.row, requests)
-    _among("--sibling", getattr(args, "sibling", None), requests)
+    among("--row", args.row, requests)
+    among("--sibling", getattr(args, "sibling", None), requests)
     model = open_model(args.model)
     arguments.check(source, requests, model)
     how = {"forward": args.forward, "planner": args.planner, "invariant": args.invariant}
@@ -150,13 +150,6 @@ def _study(args: argparse.Namespace, least: int, ask: Callable[..., Any], as_tex
                 progress=sys.stderr.isatty()) for policy in args.policy]  # fmt: skip
     _told(args, made, as_text, lambda: draw(made))
     return 0
-
-
-def _among(option: str, id: str | None, requests: Iterable[Request]) -> None:
-    """Refuse the name of a row that isn't there, before a model is loaded."""
-    ids = [request.id for request in requests]
-    if id is not None and id not in ids:
-        raise ValueError(f'{option} "{id}": must be one of {", ".join(ids)}')
 
 
 def _told(

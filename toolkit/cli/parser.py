@@ -53,6 +53,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         command("commands:drift", "how far company moves a row's logits, and what that does to its tokens")
     )
     _audit(command("audit:audit", "whether a server keeps seeded requests the same, whatever their company"))
+    _sweep(command("sweep:sweep", "a study for each combination of parameters, on several processes if asked"))
     _doctor(command("doctor:doctor", "what computes here, and whether a model is batch-invariant on it"))
     options.add(command("bench:bench", "speed and equal bits, side by side with mlx-lm in one run"))
     _fetch(command("commands:fetch", "download a model into the cache and say where it is"))
@@ -173,6 +174,26 @@ def _audit(parser: _Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.option("--out", "FILE", "every pair of answers, as .parquet, .csv or .jsonl")
+    parser.option("--chart", "FILE", "the picture, as .png, .svg or .html")
+
+
+def _sweep(parser: _Parser) -> None:
+    parser.file()
+    parser.model()
+    studies = ("first-tokens", "matrix", "drift")
+    parser.add_argument("--study", choices=studies, required=True, help="as seeds, matrix and drift ask it")
+    help = "values of one parameter; give more for all their combinations: policy=global,keyed temperature=0.7,1"
+    parser.option("--grid", "NAME=V,V", help, action="append", required=True)
+    parser.option("--row", "ID", "the row that is looked at (the first)")
+    parser.option("--sibling", "ID", "for matrix: the row whose seeds go along (the last)")
+    help = "its seeds: 1,2,3 or start:stop or start:stop:step (0:200; for matrix 0:8)"
+    parser.option("--seeds", "SEEDS", help, type=seeds)
+    parser.option("--sibling-seeds", "SEEDS", "as --seeds (0:8)", type=seeds, default=seeds("0:8"))
+    help = "processes of ipyparallel to start for it; 0 is this one (%(default)s)"
+    parser.option("--engines", "N", help, type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="the table as JSON lines")
+    help = "the table, as .parquet, .csv or .jsonl; interrupted, the same command goes on"
+    parser.option("--out", "FILE", help)
     parser.option("--chart", "FILE", "the picture, as .png, .svg or .html")
 
 

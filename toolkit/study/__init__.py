@@ -6,6 +6,7 @@ from .first_token import FirstTokens, first_tokens
 from .prefilled import Prefilled, prefill
 from .rounded import rounded
 from .seed_matrix import SeedMatrix, seed_matrix
+from .sweep import Sweep, sweep
 
 __all__ = [
     "Composition",
@@ -13,9 +14,11 @@ __all__ = [
     "FirstTokens",
     "Prefilled",
     "SeedMatrix",
+    "Sweep",
     "drift",
     "first_tokens",
     "prefill",
     "rounded",
     "seed_matrix",
+    "sweep",
 ]
