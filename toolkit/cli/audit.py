@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from . import arguments, output
 from .arguments import Source, open_model
 from .doctor import columns
+from .render import width
 
 if TYPE_CHECKING:
     from ..study.audit import Audit
@@ -58,8 +60,12 @@ def _text(found: Audit) -> str:
         wants = " (must differ)" * (check.expects == "different")
         name = f"{'' if check.promise else 'beside: '}{check.name}{wants}"
         rows.append((name, check.verdict, f"{check.compared:,}", f"{check.differing:,}", first))
-    lines += [columns(rows, numbers=3), ""]
-    lines += [f"{check.name}: {check.sentence}" for check in found.checks if check.verdict != "kept"]
-    lines += [f"Likely cause: {cause}." for cause in found.diagnosis]
-    lines += [f"Note: {note}" for note in found.notes]
-    return "\n".join([*lines, f"{found.reading[0].upper()}{found.reading[1:]}."])
+    said = [f"{check.name}: {check.sentence}" for check in found.checks if check.verdict != "kept"]
+    said += [f"Likely cause: {cause}." for cause in found.diagnosis]
+    said += [f"Note: {note}" for note in found.notes]
+    said.append(f"{found.reading[0].upper()}{found.reading[1:]}.")
+    return "\n".join([*lines, columns(rows, numbers=3), "", *(_wrapped(words) for words in said)])
+
+
+def _wrapped(words: str) -> str:
+    return textwrap.fill(words, width(), subsequent_indent="  ", break_long_words=False)

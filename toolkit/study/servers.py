@@ -160,7 +160,8 @@ class ServerTarget(Target):
             words = _line(str(error)) or type(error).__name__
             raise Unanswered(f"{self.url}: can't be reached or broke off: {words}") from None
         if came.status_code != 200:
-            failed = Unanswered(f"{self.url}: HTTP {came.status_code}: {_message(came.text)}")
+            key = "; put a key into TOOLKIT_API_KEY" if came.status_code in (401, 403) else ""
+            failed = Unanswered(f"{self.url}: HTTP {came.status_code}: {_message(came.text)}{key}")
             failed.status = came.status_code
             raise failed
         try:
