@@ -50,6 +50,8 @@ def test_under_global_the_last_seed_wins(tiny, forward):
     found = tk.audit(engine(tiny, "global", forward=forward), **FEW)
     assert not found.ok
     assert causes(found) == ["last seed wins", "unseeded requests follow the last seed"]
+    end = "is broken: last seed wins; beside it, unseeded requests follow the last seed)"
+    assert repr(found) == f"Audit(engine of tiny, global, {forward}: the promise to seeded requests {end}"
     assert {"first_token", "every_token", "order", "sibling_seeds", "own_seed", "greedy_sibling"} <= broken(
         found
     )

@@ -75,13 +75,11 @@ class Audit:
     @property
     def reading(self) -> str:
         """One sentence: the verdict, and the likely cause."""
-        broken = [c.name for c in self.checks if c.promise and c.verdict == BROKEN]
+        broken = any(c.promise and c.verdict == BROKEN for c in self.checks)
         told = "kept" if self.ok else "broken" if broken else "not tested"
-        causes = "; ".join(cause.name for cause in self.diagnosis)
-        end = "" if self.complete else " (interrupted)"
-        return f"the promise to seeded requests is {told}{end}{': ' if causes and not self.ok else ''}" + (
-            causes if not self.ok else f"; beside it, {causes}" * bool(causes)
-        )
+        inside, beside = ("; ".join(c.name for c in self.diagnosis if c.promise is p) for p in (True, False))
+        said = f"the promise to seeded requests is {told}" + " (interrupted)" * (not self.complete)
+        return said + f": {inside}" * bool(inside) + f"; beside it, {beside}" * bool(beside)
 
     def check(self, name: str) -> Check:
         """The check of that name."""
@@ -113,7 +111,7 @@ class Audit:
         return pd.DataFrame([asdict(c) for c in self.checks]).astype({"first": "Int64"})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: the attributes, `ok` and `reading`, each check's fields and each cause's two."""
+        """Plain values: the attributes, `ok` and `reading`, each check's fields and each cause's."""
         return {
             "checks": [asdict(c) for c in self.checks],
             "complete": self.complete,

@@ -16,10 +16,11 @@ OFTEN = 0.5  # share of tokens that change where noise is drawn anew; drift flip
 
 
 class Cause(NamedTuple):
-    """A likely cause, and what in the answers points to it."""
+    """A likely cause, what in the answers points to it, and whether it breaks the promise itself."""
 
     name: str
     why: str
+    promise: bool = True
 
     def __str__(self) -> str:
         return f"{self.name}: {self.why}"
@@ -35,14 +36,15 @@ def diagnose(checks: Sequence[Check], seen: Sequence[Seen]) -> tuple[Cause, ...]
                 "unseeded requests follow the last seed",
                 "after the same seeded request an unseeded one gives the same answer again; "
                 "the seeded one leaves the shared generator seeded",
+                False,
             )
         )
     if verdict["unseeded_together"] == BROKEN:
-        causes.append(Cause("a missing seed is a fixed one", "equal unseeded requests give equal answers"))
+        why = "equal unseeded requests give equal answers"
+        causes.append(Cause("a missing seed is a fixed one", why, False))
     if verdict["logprobs"] == BROKEN and not any(cause and cause.name == _DRIFT for cause in causes):
-        causes.append(
-            Cause(_DRIFT, "logprobs differ in their last bits in company, though no token flipped by it here")
-        )
+        why = "logprobs differ in their last bits in company, though no token flipped by it here"
+        causes.append(Cause(_DRIFT, why, False))
     return tuple(cause for cause in causes if cause)
 
 
