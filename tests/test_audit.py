@@ -5,6 +5,7 @@ Every check has a target that breaks it, so a verdict of "kept" means something.
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -26,8 +27,8 @@ from toolkit.view import figure
 
 ROOT = Path(__file__).parents[1]
 PROMISE = {kind.name for kind in audit_checks.KINDS if kind.promise}
-FEW = {"trials": 2, "tokens": 6}
-ONCE = {"trials": 1, "tokens": 6}
+FEW = {"trials": 2, "tokens": 5}
+ONCE = {"trials": 1, "tokens": 5}
 
 
 def broken(found):
@@ -179,6 +180,16 @@ def refuses_arrivals(tiny, requests):
     return keyed(tiny, requests)
 
 
+def mixes_seeds(tiny, requests):
+    total = sum(r.seed or 0 for r in requests)
+    return keyed(tiny, [r.replace(seed=r.seed + 7919 * total) if r.seeded else r for r in requests])
+
+
+def unseeded_leak(tiny, requests):
+    shift = 0 if all(r.seeded for r in requests) else secrets.randbits(60)
+    return keyed(tiny, [r.replace(seed=r.seed + shift) if r.seeded else r for r in requests])
+
+
 FAULTS = [
     (ignores_seeds, {"repeat"}, ["seeds ignored"]),
     (one_seed_for_all_seeded, {"other_seed"}, ["seeds ignored"]),
@@ -188,15 +199,17 @@ FAULTS = [
     (drifts, {"every_token", "logprobs"}, ["drift of logits"]),
     (greedy_drifts, {"greedy"}, ["drift of logits"]),
     (same_choices, {"choices"}, []),
-    (fixed_when_unseeded, {"unseeded_together", "unseeded_after_seeded"}, None),
-    (heeds_arrivals, {"midway"}, None),
+    (fixed_when_unseeded, {"unseeded_together", "unseeded_after_seeded"}, ["a missing seed is a fixed one"]),
+    (heeds_arrivals, {"midway"}, ["late arrivals change the noise"]),
+    (mixes_seeds, {"first_token", "sibling_seeds"}, ["leak of siblings' seeds"]),
+    (unseeded_leak, {"unseeded_siblings"}, ["leak from unseeded or greedy siblings"]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "finds", "cause"), FAULTS, ids=lambda v: getattr(v, "__name__", None))
 def test_a_planted_fault_is_found_and_named(tiny, fault, finds, cause):
-    trials = 4 if fault is drifts else 2  # a flip is rare
-    found = tk.audit(lambda requests: fault(tiny, requests), trials=trials, tokens=8)
+    how = {"trials": 4, "tokens": 8} if fault is drifts else FEW  # a flip is rare
+    found = tk.audit(lambda requests: fault(tiny, requests), **how)
     assert finds <= broken(found)
     assert found.ok == (not finds & PROMISE)
     assert cause is None or causes(found) == cause
@@ -333,10 +346,17 @@ def test_interrupted_it_keeps_what_it_found(tiny):
 # Servers
 
 
-class Batching(ThreadingHTTPServer):
-    """OpenAI's completions over `tk.generate`: what arrives within 50 ms is a batch."""
+class Quiet(ThreadingHTTPServer):
+    """A client that has hung up is no news."""
 
     daemon_threads = True
+
+    def handle_error(self, *_):
+        pass
+
+
+class Batching(Quiet):
+    """OpenAI's completions over `tk.generate`: what arrives within 50 ms is a batch."""
 
     def __init__(self, model, policy, forms="openai"):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -397,8 +417,7 @@ class Handler(BaseHTTPRequestHandler):
 def serve(**how):
     """A server whose every answer is made by functions of the body."""
     made = type("Canned", (Handler,), {"answer": lambda self, body: how["answer"](body)})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), made)
-    server.daemon_threads = True
+    server = Quiet(("127.0.0.1", 0), made)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}"
 
@@ -467,8 +486,7 @@ def test_a_body_that_comes_byte_by_byte_has_a_deadline_too():
                 self.wfile.flush()
                 time.sleep(0.1)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Dribbles)
-    server.daemon_threads = True
+    server = Quiet(("127.0.0.1", 0), Dribbles)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     began = time.monotonic()
     with pytest.raises(OSError, match=r"no answer within 0\.5 s"):

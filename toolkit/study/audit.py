@@ -2,7 +2,8 @@
 
 Asks, compares, judges and names the likely cause.
 
-What is asked is in `audit_checks`, whom in `targets` and `servers`, the cause in `audit_diagnosis`.
+What is asked is in `audit_trial`, of whom in `targets` and `servers`; verdicts are `audit_checks`', causes
+`audit_diagnosis`'.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from tqdm.auto import tqdm
 
 from ..fields import Rules
 from ..requests import Request, check
-from .audit_checks import BROKEN, KEPT, Check, Seen, Trial, judge
+from .audit_checks import BROKEN, KEPT, Check, judge
 from .audit_diagnosis import Cause, diagnose
+from .audit_trial import Seen, Trial
 from .targets import EngineTarget, Target, Unanswered, target_of
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .audit_checks import BROKEN, KEPT, Check, Seen
+from .audit_checks import BROKEN, KEPT, Check
+from .audit_trial import Seen
 
-OFTEN = 0.5  # share of tokens that change where noise is drawn anew; drift flips far fewer
+OFTEN = 0.3  # share of tokens that change where noise is drawn anew; drift flips far fewer
 
 
 class Cause(NamedTuple):
@@ -30,18 +31,13 @@ def diagnose(checks: Sequence[Check], seen: Sequence[Seen]) -> tuple[Cause, ...]
     """Likely causes of what is broken; none where nothing is."""
     verdict = {check.name: check.verdict for check in checks}
     causes = [_of_seeded(verdict, seen)]
-    if verdict["unseeded_after_seeded"] == BROKEN:
-        causes.append(
-            Cause(
-                "unseeded requests follow the last seed",
-                "after the same seeded request an unseeded one gives the same answer again; "
-                "the seeded one leaves the shared generator seeded",
-                False,
-            )
-        )
     if verdict["unseeded_together"] == BROKEN:
         why = "equal unseeded requests give equal answers"
         causes.append(Cause("a missing seed is a fixed one", why, False))
+    elif verdict["unseeded_after_seeded"] == BROKEN:
+        why = "after the same seeded request an unseeded one gives the same answer again; the seeded one "
+        why += "leaves the shared generator seeded"
+        causes.append(Cause("unseeded requests follow the last seed", why, False))
     if verdict["logprobs"] == BROKEN and not any(cause and cause.name == _DRIFT for cause in causes):
         why = "logprobs differ in their last bits in company, though no token flipped by it here"
         causes.append(Cause(_DRIFT, why, False))
@@ -102,22 +98,29 @@ def _leaks(verdict: dict[str, str], seen: Sequence[Seen]) -> Cause | None:
 
 
 def _moves_with_shape(verdict: dict[str, str], seen: Sequence[Seen]) -> Cause:
-    for names in (("every_token", "unseeded_siblings", "midway"), ("order",), ("greedy",)):
-        pairs = [pair for pair in seen if pair.check in names]
-        same = sum(pair.compared if pair.first is None else pair.first for pair in pairs)
-        changed = sum(pair.first is not None for pair in pairs)
-        if changed:
-            break
-    else:
-        return Cause("leak from unseeded or greedy siblings", "seeded company changes nothing, theirs does")
-    if changed > OFTEN * (same + changed) and verdict["greedy"] != BROKEN:
+    """Siblings' seeds change nothing: then what kind of company does, and how often?"""
+    counts = {name: _flips(seen, name) for name in (*_ALIKE, *_OTHERS, "midway")}
+    drastic = {name for name, (flips, tokens) in counts.items() if flips > OFTEN * tokens}
+    if verdict["greedy"] == BROKEN or not drastic:
+        flips, tokens = (sum(n) for n in zip(*counts.values(), _flips(seen, "greedy"), strict=True))
+        why = "siblings' seeds change nothing, but company flips a token now and then"
+        return Cause(_DRIFT, f"{why}: {flips} of {tokens} here")
+    if drastic & {*_ALIKE}:
         return Cause(
             "noise depends on shape",
-            "siblings' seeds change nothing, but their number and order nearly every token; "
+            "siblings' seeds change nothing, but their number or order nearly every token; "
             "one draw over the whole batch gives each row another part of it",
         )
-    return Cause(
-        _DRIFT,
-        f"siblings' seeds change nothing, but company flips a token now and then: {changed} in "
-        f"{same + changed} here",
-    )
+    if drastic & {*_OTHERS}:
+        return Cause("leak from unseeded or greedy siblings", "seeded company changes nothing, theirs does")
+    return Cause("late arrivals change the noise", "company changes nothing unless it comes later")
+
+
+_ALIKE, _OTHERS = ("every_token", "order"), ("unseeded_siblings", "greedy_sibling")
+
+
+def _flips(seen: Sequence[Seen], check: str) -> tuple[int, int]:
+    """Pairs that part, and tokens up to there; what follows a flip is no flip of its own."""
+    pairs = [pair for pair in seen if pair.check == check]
+    flips = sum(pair.first is not None for pair in pairs)
+    return flips, flips + sum(pair.compared if pair.first is None else pair.first for pair in pairs)

@@ -59,8 +59,9 @@ class ServerTarget(Target):
             raise ValueError(f"target={show(url)}: must be a base URL like http://127.0.0.1:8080")
         if not model:
             raise ValueError("model: a server's audit needs the name of the model, as the server calls it")
-        self.name = url.rstrip("/")
-        self.url = self.name.removesuffix("/completions").removesuffix("/v1") + "/v1/completions"
+        base = url.rstrip("/")
+        self.name = f"{base}, model {model}"
+        self.url = base.removesuffix("/completions").removesuffix("/v1") + "/v1/completions"
         self.model, self.timeout = model, timeout
         self._errors = httpx.HTTPError, httpx.InvalidURL
         key = os.environ.get("TOOLKIT_API_KEY")
