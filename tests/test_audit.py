@@ -311,9 +311,9 @@ def test_own_prompts_and_parameters_are_asked_with(tiny):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ({"requests": [tk.Request("x", temperature=0)]}, r"requests\[0\]: is greedy"),
+        ({"requests": [tk.Request("x", temperature=0)]}, r"requests\[0\]: temperature=0: is greedy"),
         ({"requests": ["x"]}, r"requests\[0\]: must be a Request"),
-        ({"requests": [tk.Request("x", generated=[1])]}, r"requests\[0\].generated"),
+        ({"requests": [tk.Request("x", generated=[1])]}, r"requests\[0\]: generated: must be left out"),
         ({"requests": [tk.Request("")]}, "has no tokens"),
         ({"trials": 0}, "trials=0: must be in"),
         ({"tokens": 1}, "tokens=1: must be in"),
@@ -602,7 +602,11 @@ def test_bad_input_exits_2_and_an_unreachable_server_1_each_with_one_line(cli, t
         (("http://127.0.0.1:1",), "needs the name of the model", 2),
         (("nonsense", "--model", "x"), "must be a base URL", 2),
         (("--policy", "keyed", "--model", "tiny", "--trials", "0"), "trials=0", 2),
-        (("--policy", "keyed", "--model", "tiny", "--prompts", prompts), "is greedy", 2),
+        (
+            ("--policy", "keyed", "--model", "tiny", "--prompts", prompts),
+            f"{prompts}:1: temperature=0: is greedy",
+            2,
+        ),
         (("http://127.0.0.1:1", "--model", "x"), "http://127.0.0.1:1/v1/completions: can't be reached", 1),
     ]:
         status, out, err = cli("audit", *args)

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from ..requests import named
 from . import arguments, output
 from .arguments import Source, open_model
 from .doctor import columns
@@ -18,20 +19,29 @@ if TYPE_CHECKING:
 
 def audit(args: argparse.Namespace) -> int:
     """Print the verdicts; exit 1 where the promise is broken or could not be tested."""
+    from ..study.audit import askable
     from ..study.audit import audit as ask
 
     output.check("--out", args.out, output.TABLES)
     output.check("--chart", args.chart, output.PICTURES)
     if (args.url is None) == (args.policy is None):
         raise ValueError("audit: give either the URL of a server, or --policy for an engine here")
-    requests = arguments.read(Source(args.prompts)) if args.prompts else None
-    how: dict[str, Any] = {"requests": requests, "trials": args.trials, "tokens": args.tokens,
-                           "timeout": args.timeout, "progress": sys.stderr.isatty()}  # fmt: skip
+    how: dict[str, Any] = {"trials": args.trials, "tokens": args.tokens, "timeout": args.timeout,
+                           "progress": sys.stderr.isatty()}  # fmt: skip
+    source = Source(args.prompts) if args.prompts else None
+    if source:
+        given = arguments.read(source)
+        where = arguments.places(source, given)
+        for request in named(given):
+            askable(request, where[request.id])
+        how["requests"] = given
     if args.url is None:
         from ..engine import Engine
 
-        target = Engine(open_model(args.model or "smollm2"), args.policy, args.forward)
-        found = ask(target, **how)
+        model = open_model(args.model or "smollm2")
+        if source:
+            arguments.check(source, named(given), model)
+        found = ask(Engine(model, args.policy, args.forward), **how)
     else:
         found = ask(args.url, model=args.model, **how)
     if args.out:

@@ -206,16 +206,23 @@ def audit(
                  tuple(whom.notes()), complete, tuple(seen))  # fmt: skip
 
 
+def askable(request: Request, where: str) -> None:
+    """Refuse a request that would prove nothing; the line begins with `where`."""
+    if request.greedy:
+        name = "temperature" if request.temperature == 0 else "top_k"
+        value = f"{name}={getattr(request, name):g}"
+        raise ValueError(f"{where}: {value}: is greedy, so no seed can show; must sample")
+    for name in ("generated", "cached"):
+        if getattr(request, name):
+            raise ValueError(f"{where}: {name}: must be left out; an audit asks whole requests")
+
+
 def _prepared(requests: Sequence[Request] | None, tokens: int) -> list[Request]:
     given = list(requests or ())
     for place, request in enumerate(given):
         if not isinstance(request, Request):
             raise ValueError(f"requests[{place}]: must be a Request; of a prompt alone, Request(prompt)")
-        if request.greedy:
-            raise ValueError(f"requests[{place}]: is greedy, so no seed can show; raise its temperature")
-        for name in ("generated", "cached"):
-            if getattr(request, name):
-                raise ValueError(f"requests[{place}].{name}: leave it out; an audit asks whole requests")
+        askable(request, f"requests[{place}]")
     if len(given) < 2:
         given += [Request(prompt) for prompt in PROMPTS if prompt != (given and given[0].prompt)][:3]
     how = {"n": 1, "arrival": 0, "max_tokens": tokens}
