@@ -53,7 +53,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         command("commands:drift", "how far company moves a row's logits, and what that does to its tokens")
     )
     _audit(command("audit:audit", "whether a server keeps seeded requests the same, whatever their company"))
-    _sweep(command("sweep:sweep", "a study for each combination of parameters, on several processes if asked"))
+    _sweep(
+        command("sweep:sweep", "a study for each combination of parameters, on several processes if asked")
+    )
     _doctor(command("doctor:doctor", "what computes here, and whether a model is batch-invariant on it"))
     options.add(command("bench:bench", "speed and equal bits, side by side with mlx-lm in one run"))
     _fetch(command("commands:fetch", "download a model into the cache and say where it is"))
@@ -182,7 +184,9 @@ def _sweep(parser: _Parser) -> None:
     parser.model()
     studies = ("first-tokens", "matrix", "drift")
     parser.add_argument("--study", choices=studies, required=True, help="as seeds, matrix and drift ask it")
-    help = "values of one parameter; give more for all their combinations: policy=global,keyed temperature=0.7,1"
+    help = (
+        "values of one parameter; give more for all their combinations: policy=global,keyed temperature=0.7,1"
+    )
     parser.option("--grid", "NAME=V,V", help, action="append", required=True)
     parser.option("--row", "ID", "the row that is looked at (the first)")
     parser.option("--sibling", "ID", "for matrix: the row whose seeds go along (the last)")

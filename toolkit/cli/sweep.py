@@ -99,7 +99,8 @@ def sweep(args: argparse.Namespace) -> int:
         made = ask(study, grid, executor, out=args.out, progress=sys.stderr.isatty())
     if len(made.missing):
         kept = f"; they are kept in {args.out}.cells, and the same command goes on" if args.out else ""
-        say(f"interrupted: {len(points) - len(made.missing)} of {len(points)} cells are done{kept}")
+        done = len(points) - len(made.missing)
+        say(f"interrupted: {done} of {len(points)} cells are done{kept if done else ''}")
         return 130
     _told(args, made, list(grid))
     for line in made.failed.to_dict("records"):
