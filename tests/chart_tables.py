@@ -153,6 +153,23 @@ def visitors() -> dict[str, pd.DataFrame]:
     }
 
 
+def audited() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Pairs of answers, as `Audit.to_frame()` and `summary()` give them: a leak after the first token."""
+    pairs = [("other_seed", 3, 0), ("first_token", 1, None), ("every_token", 3, 1), ("every_token", 3, 1)]
+    pairs += [("sibling_seeds", 3, 1), ("sibling_seeds", 3, None), ("greedy", 2, None)]
+    frame = pd.DataFrame(pairs, columns=["check", "compared", "first"]).astype({"first": "Int64"})
+    lines = [
+        ("answered", "kept", "same", True),
+        ("other_seed", "kept", "different", True),
+        ("first_token", "kept", "same", True),
+        ("every_token", "broken", "same", True),
+        ("sibling_seeds", "broken", "same", True),
+        ("greedy", "kept", "same", True),
+        ("choices", "not testable", "different", False),
+    ]
+    return frame, pd.DataFrame(lines, columns=["name", "verdict", "expects", "promise"])
+
+
 def all_charts() -> dict[str, alt.TopLevelMixin]:
     return {
         "first_tokens": charts.first_tokens(distribution(), observed()),
@@ -170,4 +187,5 @@ def all_charts() -> dict[str, alt.TopLevelMixin]:
         "rules": charts.rules(under_rules()),
         "margins": charts.margins(tokens(), drift=1e-3),
         "margins_alone": charts.margins(tokens()),
+        "audit": charts.audit(*audited()),
     }

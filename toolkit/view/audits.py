@@ -3,9 +3,9 @@
 import altair as alt
 import pandas as pd
 
-from .theme import BLUE, ORANGE, ROW, TEXT, VERMILLION, Chart, Records, finish, named
+from .theme import BLUE, ROW, TEXT, VERMILLION, YELLOW, Chart, Records, finish, named
 
-_SAME = {"all the same": BLUE, "some differ": ORANGE, "all differ": VERMILLION}
+_SAME = {"all the same": BLUE, "some differ": YELLOW, "all differ": VERMILLION}
 _VERDICTS = ("kept", "broken", "not testable")
 _SHOWN = 16  # tokens
 
