@@ -1,8 +1,8 @@
-"""Command line: `toolkit demo`, `generate`, `plan`, `seeds`, `matrix`, `audit`, `doctor`, `bench`, `fetch`.
+"""Command line: `toolkit demo`, `generate`, `matrix`, `sweep`, `audit`... `toolkit --help` lists the commands.
 
 Here whatever goes wrong becomes one line and an exit status: 2 for bad input, 1 for a disk or a network that
 fails (and for a promise that doesn't hold, where a command checks one), 130 for Ctrl-C. `parser` has the
-arguments; what a command does is in `commands`, `demo`, `doctor` or `bench`, loaded when it's called.
+arguments; what a command does is in `commands` or a module of its own name, loaded when it's called.
 """
 
 from __future__ import annotations
