@@ -1,4 +1,4 @@
-"""Command line: `toolkit demo`, `generate`, `matrix`, `sweep`, `audit`... `toolkit --help` lists the commands.
+"""Command line: `toolkit demo`, `generate`, `matrix`, `sweep`, `audit`...; `toolkit --help` lists them all.
 
 Here whatever goes wrong becomes one line and an exit status: 2 for bad input, 1 for a disk or a network that
 fails (and for a promise that doesn't hold, where a command checks one), 130 for Ctrl-C. `parser` has the
