@@ -475,6 +475,22 @@ def test_what_a_server_does_wrong_is_one_line(tiny):
         tk.audit(Batching(tiny, "keyed").url, model="tinny")
 
 
+def test_a_server_that_hangs_half_way_is_given_up(tiny):
+    asked = []
+
+    def answer(body):
+        asked.append(body["seed"])
+        if len(asked) > 4:
+            time.sleep(10)
+        return 200, {"choices": [{"index": 0, "text": f"abc{body['seed']}"}]}
+
+    found = tk.audit(serve(answer=answer), model="x", timeout=0.3)
+    assert found.complete and not found.ok and found.check("repeat").verdict == "kept"
+    assert "no answer within 0.3 s" in found.check("answered").sentence
+    assert "given up: 3 times in a row" in found.check("choices").reason
+    assert len(asked) < 20  # of about a hundred
+
+
 def test_a_body_that_comes_byte_by_byte_has_a_deadline_too():
     class Dribbles(Handler):
         def do_POST(self):

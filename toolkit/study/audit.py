@@ -32,6 +32,7 @@ PROMPTS = (
     "My favourite thing is",
     "In the middle of the night the old man",
 )
+_PATIENCE = 3  # steps in a row that end by a timeout
 _COLUMNS = ("check", "trial", "row", "compared", "first", "text", "other_text")
 
 
@@ -234,21 +235,26 @@ def _ask(
 ) -> tuple[list[Seen], dict[str, str], bool]:
     seen: list[Seen] = []
     missing: dict[str, str] = {}
-    steps = trials * len(Trial.STEPS)
-    with tqdm(total=steps, desc="audit", unit="question", disable=not progress, leave=False) as bar:
-        try:
-            for number in range(trials):
+    late = 0
+    steps = [(number, *step) for number in range(trials) for step in Trial.STEPS]
+    try:
+        for number, names, step in tqdm(steps, desc="audit", unit="step", disable=not progress, leave=False):
+            if step == Trial.STEPS[0][1]:
                 trial = Trial(target, _seeded(requests, number), number)
                 if not number:
                     _ = trial.alone  # a target that can't even do this is told at once, not judged
-                for names, step in Trial.STEPS:
-                    try:
-                        seen += trial.step(step)
-                    except Unanswered as error:
-                        missing.update(dict.fromkeys(names, str(error)))
-                    bar.update()
-        except KeyboardInterrupt:
-            return seen, missing, False
+            if late == _PATIENCE:
+                why = f"given up: {_PATIENCE} times in a row there was no answer in time"
+                missing.update((name, why) for name in names if name not in missing)
+                continue
+            try:
+                seen += trial.step(step)
+                late = 0
+            except Unanswered as error:
+                late += error.late
+                missing.update(dict.fromkeys(names, str(error)))
+    except KeyboardInterrupt:
+        return seen, missing, False
     return seen, missing, True
 
 

@@ -126,8 +126,7 @@ class ServerTarget(Target):
             try:
                 id, came = done.get(timeout=max(0.0, last + self.timeout - time.monotonic()))
             except queue.Empty:
-                late_ones = Unanswered(f"{self.url}: no answer within {self.timeout:g} s")
-                reasons += [late_ones] * len(waiting)
+                reasons += [self._late()] * len(waiting)
                 break
             waiting.discard(id)
             if isinstance(came, Exception):
@@ -139,6 +138,11 @@ class ServerTarget(Target):
         for reason in reasons:
             fail(str(reason))
         return answers
+
+    def _late(self) -> Unanswered:
+        late = Unanswered(f"{self.url}: no answer within {self.timeout:g} s")
+        late.late = True
+        return late
 
     def _step(self) -> float:
         """Seconds that one token takes alone, about."""
@@ -157,7 +161,7 @@ class ServerTarget(Target):
             came = self._client.post(self.url, json=body)
         except self._errors as error:
             if "Timeout" in type(error).__name__:
-                raise Unanswered(f"{self.url}: no answer within {self.timeout:g} s") from None
+                raise self._late() from None
             words = _line(str(error)) or type(error).__name__
             raise Unanswered(f"{self.url}: can't be reached or broke off: {words}") from None
         if came.status_code != 200:

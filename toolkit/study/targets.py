@@ -30,7 +30,8 @@ class Answer:
 class Unanswered(OSError):
     """A target that gave no answer, and why, in one line."""
 
-    status: int | None = None
+    status: int | None = None  # of HTTP
+    late = False
 
 
 class Target:
