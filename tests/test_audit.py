@@ -223,6 +223,14 @@ def test_equal_answers_prove_nothing_where_no_seed_changes_one(tiny):
     assert found.check("greedy").verdict == "kept"  # which needs no seed
 
 
+def test_prompts_that_are_too_certain_are_told_from_constant_output(tiny):
+    certain = [tk.Request(prompt, top_k=2, temperature=0.05) for prompt in ("ab", "cd")]
+    found = tk.audit(engine(tiny), requests=certain, trials=2, tokens=4)
+    assert not found.ok and broken(found) == set() and causes(found) == []
+    assert "ask with less certain prompts" in found.check("other_seed").sentence
+    assert "the promise to seeded requests is not tested" in repr(found)
+
+
 def test_what_one_request_alone_does_not_repeat_is_not_asked_of_a_batch(tiny):
     found = tk.audit(lambda requests: ignores_seeds(tiny, requests), **ONCE)
     assert found.check("every_token").verdict == "not testable"

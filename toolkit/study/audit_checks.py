@@ -131,6 +131,9 @@ def judge(seen: Sequence[Seen], target: Target, missing: dict[str, str]) -> tupl
     repeats = bool(of["repeat"]) and not any(_differs(pair) for pair in of["repeat"])
     others = of["other_seed"]
     luck = sum(not _differs(pair) for pair in others) / len(others) if others else 1.0
+    if luck == 1.0 and repeats and any(_differs(pair) for pair in of["own_seed"]):
+        why = "answers hardly vary with the seed; ask with less certain prompts"
+        missing = {"other_seed": why, **missing}
     return tuple(_check(kind, of[kind.name], target, missing, repeats, luck) for kind in KINDS)
 
 
@@ -149,6 +152,7 @@ def _check(kind: Kind, pairs: Sequence[Seen], target: Target, missing: dict[str,
         pass
     elif kind.name == "other_seed":
         verdict = KEPT if differing else BROKEN
+        reason = "" if differing else missing.get(kind.name, "")
     elif kind.expects == DIFFER:
         always = _always_equal(pairs)
         verdict = BROKEN if always else KEPT
