@@ -8,7 +8,9 @@ from altair.utils.schemapi import SchemaValidationError
 
 import toolkit as tk
 from toolkit.view import figure
+from toolkit.view.audit_explorer import AuditExplorer
 from toolkit.view.explorers import FirstTokenExplorer, SeedMatrixExplorer
+from toolkit.view.sweep_explorer import SweepExplorer
 
 ROWS = tk.Request("one two", id="a", seed=1), tk.Request("three", id="b", seed=2)
 
@@ -62,3 +64,42 @@ def test_charts_are_checked_again_after_a_quick_one_also_if_it_fails():
         figure.quick(lambda: 1 / 0)
     with pytest.raises(SchemaValidationError):
         wrong()
+
+
+def test_the_audit_explorer_shows_the_promise_and_names_the_cause(tiny):
+    engines = {
+        "global": lambda: tk.Engine(tiny, "global", forward="padded"),
+        "keyed": lambda: tk.Engine(tiny),
+    }
+    explorer = AuditExplorer(engines, tokens=3)
+    assert explorer.words.startswith("global: the promise to seeded requests is broken: last seed wins")
+    checks = {mark["check"] for mark in explorer.picture.data["audit"]}
+    assert any(name.startswith("own seed") for name in checks)
+    assert not any(name.startswith("unseeded together") for name in checks)
+    explorer.target.value = "keyed"
+    explorer.wait()
+    assert explorer.words == "keyed: the promise to seeded requests is kept." and same_chart(explorer)
+    assert all(mark["check"].endswith(": kept") for mark in explorer.picture.data["audit"])
+
+
+def test_the_sweep_explorer_draws_a_table_along_any_axis(tiny):
+    grid = {"policy": ["global", "keyed"], "temperature": [0.5, 1.0]}
+
+    def study(policy, temperature):
+        return {"answers": len(policy) + temperature, "word": policy}
+
+    explorer = SweepExplorer(tk.sweep(study, grid, progress=False), y="answers", x="policy", names=list(grid))
+    assert explorer.words == (
+        "4 points: from 5.5 at policy keyed, temperature 0.5 to 7 at policy global, temperature 1.0."
+    )
+    assert same_chart(explorer)
+    for name, value in {"x": "temperature", "how": "max", "lines": "policy"}.items():
+        getattr(explorer, name).value = value
+        assert same_chart(explorer), name
+    explorer.lines.value = "(nothing)"
+    assert same_chart(explorer) and explorer.words.startswith("2 points: from 6.5 at temperature 0.5")
+    explorer.y.value = "word"
+    with pytest.raises(ValueError, match='y="word": must be a column of numbers: '):
+        explorer.wait()
+    explorer.how.value = "nunique"
+    assert same_chart(explorer)

@@ -149,6 +149,7 @@ def test_tokens_read_well_one_by_one(smollm2, tiny) -> None:
     assert smollm2.token_text(lone).startswith((r"\x", r" \x"))
     unclear = [i for i in range(smollm2.vocab_size) if "\ufffd" in smollm2.token_text(i)]
     assert unclear == smollm2.encode("\ufffd")  # a token of its own
+    assert tiny.token_texts.tolist() == [tiny.token_text(i) for i in range(tiny.vocab_size)]
     assert [tiny.token_text(i) for i in (65, 32, 0xE6, 257, 300)] == ["A", " ", r"\xe6", "<eos>", "<300>"]
 
 

@@ -148,7 +148,7 @@ def distribution_table(batch: Prefilled, row: str) -> pd.DataFrame:
     p = np.array(distribution(logits, request, prompt=batch.prompts[row], generated=request.generated))
     raw = np.array(mx.softmax(logits.astype(mx.float32)))
     order = np.lexsort((np.arange(len(p)), -raw, -p))
-    text = [batch.model.token_text(int(t)) for t in order]
+    text = batch.model.token_texts[order]
     return pd.DataFrame(
         {"token": order, "text": text, "p": p[order], "p_raw": raw[order], "kept": p[order] > 0}
     )
