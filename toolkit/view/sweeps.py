@@ -61,7 +61,9 @@ def sweep(
     data = data.rename(columns={x: "across"} | ({color: "series"} if color else {}))
     scale = alt.Scale(zero=False)
     across = (
-        alt.X(f"across:{kind}", title=x, scale=scale) if numeric else alt.X("across:N", title=x, sort=order)
+        alt.X(f"across:{kind}", title=x, scale=scale)
+        if numeric
+        else alt.X("across:N", title=x, sort=order, axis=alt.Axis(labelAngle=0))
     )
     says = f"{_HOW[how]} {y}"
     base = alt.Chart(named("cells", data)).encode(
