@@ -1,6 +1,8 @@
 """The packed forward on the tiny llama: a row's logits are the same bits however its tokens come in."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -378,3 +380,30 @@ def test_where_the_device_cannot_run_a_step_rows_run_alone_and_it_is_said(monkey
 def test_what_a_gpu_runs_once_leaves_no_row_behind(tiny: tk.Model, forward) -> None:
     selfcheck._run(forward, np.arange(selfcheck.MANY) % 200)
     assert not forward.store.places
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_forward_is_freed_when_it_is_let_go(tiny: tk.Model, compile: bool) -> None:
+    forward = PackedForward(tiny, SHAPES, compile=compile)
+    for spans in ([Span("a", 0, [1, 2, 3])], [Span("a", 3, [4])]):
+        step(forward, spans)
+    let_go = weakref.ref(forward)
+    gc.disable()
+    try:
+        del forward
+        assert let_go() is None
+    finally:
+        gc.enable()
+
+
+def test_few_steps_are_kept_compiled_and_the_others_compiled_again(tiny: tk.Model, monkeypatch) -> None:
+    monkeypatch.setattr(packed, "COMPILED", 1)
+    forward = PackedForward(tiny, SHAPES, compile=True)
+    outs = []
+    for rows in ("a", "ab", "a"):
+        for row in rows:
+            forward.release(row)
+        step(forward, [Span(row, 0, [1, 2, 3]) for row in rows])
+        outs.append(step(forward, [Span(row, 3, [4]) for row in rows])["a"])
+        assert len(forward._compiled) == 1
+    assert same(outs[0], outs[1]) and same(outs[0], outs[2])

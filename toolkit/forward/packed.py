@@ -7,9 +7,9 @@ row's logits don't depend on its company.
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -62,7 +62,7 @@ class PackedForward:
         self.store = KVStore(list(geometry.values()), bucket, least, shapes.skip, split=self.cpu)
         self.piece = max(shapes.bucket, least) * (1 if self.cpu else 4)
         self.compile = not self.cpu if compile is None else compile
-        self._compiled_for = lru_cache(COMPILED)(self._compiled)
+        self._compiled: dict[tuple, Any] = {}
         try:
             error = agrees(model, self)
         except RuntimeError as failed:  # MLX's own, of a kernel that this device can't run
@@ -125,8 +125,13 @@ class PackedForward:
         """Arrays that a step has replaced: evaluate them with the step's logits."""
         return [a for slab in self.store.slabs.values() for a in (*slab.keys, *slab.values)]
 
-    def _compiled(self, groups: tuple[Group, ...]) -> Any:
-        return mx.compile(lambda inputs, slabs: self._forward(inputs, slabs, groups))
+    def _compiled_for(self, groups: tuple[Group, ...]) -> Any:
+        if groups not in self._compiled:
+            if len(self._compiled) == COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            me = weakref.proxy(self)  # or this forward, slabs and all, would wait for the garbage collector
+            self._compiled[groups] = mx.compile(lambda inputs, slabs: me._forward(inputs, slabs, groups))
+        return self._compiled[groups]
 
     def _forward(
         self,
