@@ -627,3 +627,22 @@ def test_an_error_can_be_traced(file, monkeypatch):
     monkeypatch.setenv("TOOLKIT_TRACEBACK", "1")
     with pytest.raises(ValueError, match="seed=True"):
         main(["generate", str(file({"prompt": "x", "seed": True})), "--model", "tiny"])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("generate", "FILE", "--model", "tiny"), ("plan", "FILE"), ("seeds", "FILE", "--model", "tiny"),
+     ("sweep", "FILE", "--model", "tiny", "--study", "first-tokens", "--grid", "temperature=1"),
+     ("audit", "--policy", "keyed", "--model", "tiny", "--prompts", "FILE")],
+    ids=lambda args: args[0],
+)  # fmt: skip
+def test_the_input_is_never_written_over(cli, file, tmp_path, args):
+    path = file(*TWO)
+    before = Path(path).read_bytes()
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    for out in (path, link):
+        status, said, told = cli(*(path if a == "FILE" else a for a in args), "--out", out)
+        assert (status, said) == (2, "")
+        assert told == f"toolkit: --out {out}: is the input, which would be gone; name another file\n"
+    assert Path(path).read_bytes() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -59,7 +60,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _doctor(command("doctor:doctor", "what computes here, and whether a model is batch-invariant on it"))
     options.add(command("bench:bench", "speed and equal bits, side by side with mlx-lm in one run"))
     _fetch(command("commands:fetch", "download a model into the cache and say where it is"))
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for out in ("out", "chart"):
+        _apart(f"--{out}", getattr(args, out, None), getattr(args, "file", None))
+        _apart(f"--{out}", getattr(args, out, None), getattr(args, "prompts", None))
+    return args
+
+
+def _apart(flag: str, out: str | None, read: str | None) -> None:
+    """Refuse to write where the input is read."""
+    if out and read and os.path.exists(out) and os.path.exists(read) and os.path.samefile(out, read):
+        raise ValueError(f"{flag} {out}: is the input, which would be gone; name another file")
 
 
 class _Parser(argparse.ArgumentParser):
