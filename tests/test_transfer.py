@@ -284,3 +284,14 @@ def test_a_directory_or_a_device_is_no_place_for_a_row(tiny, tmp_path):
             made.export_row("a", path)
     assert (tmp_path / "pipe").is_fifo()
     assert same(made.run()["a"], tk.generate(tiny, [request()])["a"])
+
+
+def test_what_names_no_file_is_one_line_and_the_row_stays(tiny, tmp_path):
+    made = begun(tiny, request(), 3)
+    for act in (lambda path: made.export_row("a", path), made.import_row):
+        for path in (5, None, b"x", "", "x\0y", 1.5):
+            with pytest.raises(ValueError, match=r"^path=.*: must name a file$"):
+                act(path)
+    with pytest.raises(ValueError, match=r"^.*/none/row: .*/none is no directory; make it first$"):
+        made.export_row("a", tmp_path / "none" / "row")
+    assert made.run()["a"].tokens == tk.generate(tiny, [request()])["a"].tokens

@@ -23,7 +23,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from . import noise
-from .fields import one_line
+from .fields import one_line, show
 from .forward import Forward, PackedForward
 from .live import Live
 from .models import Model
@@ -61,8 +61,10 @@ def write(path: str | Path, row: Live, model: Model, forward: Forward, policy: P
         that keeps no keys and values by row, or logits processors, which are functions.
     OSError
     """
-    path = Path(path)
+    path = _path(path)
     packed = _packed(forward, policy, "export")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: {path.parent} is no directory; make it first")
     if path.exists() and not path.is_file():  # a device would be gone, with a file in its place
         raise ValueError(f"{path}: a directory or a device: name a file, which may be there already")
     about = {
@@ -94,6 +96,7 @@ def read(path: str | Path, model: Model, forward: Forward, policy: Policy) -> Li
         One line: not such a file, damaged, or written with another model, dtype, stream or set of shapes.
     """
     packed = _packed(forward, policy, "import")
+    path = _path(path)
     try:
         arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
         about = json.loads(metadata["row"])
@@ -224,6 +227,12 @@ def signature(model: Model) -> str:
         digest.update(np.array(mx.concatenate(parts)).tobytes())
         _signatures[model] = digest.hexdigest()
     return _signatures[model]
+
+
+def _path(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
+        raise ValueError(f"path={show(path)}: must name a file")
+    return Path(path)
 
 
 def _packed(forward: Forward, policy: Policy, what: str) -> PackedForward:
