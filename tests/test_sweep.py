@@ -383,6 +383,28 @@ def test_a_file_is_written_once_all_have_run_and_cells_wait_beside_it(tmp_path, 
     assert list(frame["token"]) == list(quiet(first, GRID).to_frame()["token"])
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_a_file_has_every_bit_of_a_float64_and_the_shortest_form_of_a_float32(tmp_path, suffix):
+    values = [1.0, 1.00000001, 1 / 3, 1e300, 5e-324]
+
+    def study(x):
+        return pd.DataFrame({"y": [x / 3], "single": np.array([0.1], np.float32), "none": [math.inf]})
+
+    file = tmp_path / f"t{suffix}"
+    made = quiet(study, {"x": values}, out=file).to_frame()
+    read = {
+        ".jsonl": lambda f: pd.DataFrame(map(json.loads, f.read_text().splitlines())),
+        ".csv": pd.read_csv,
+        ".parquet": pd.read_parquet,
+    }
+    frame = read[suffix](file)
+    assert frame["x"].tolist() == values
+    assert frame["y"].tolist() == made["y"].tolist() == [x / 3 for x in values]
+    assert frame["single"].astype("float32").tolist() == made["single"].tolist()
+    if suffix == ".jsonl":
+        assert '"none": null, "single": 0.1' in file.read_text()
+
+
 # The command
 
 

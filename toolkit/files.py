@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,13 +79,16 @@ def lines(values: Iterable[Any]) -> bytes:
 
 
 def _records(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """A table's rows for JSON: floats are float32 in shortest form, undefined is None."""
-    columns = [[_plain(value) for value in frame[name].tolist()] for name in frame]
+    """A table's rows for JSON: float32 in shortest form, other floats in full, undefined is None."""
+    columns = [
+        [_plain(value, str(frame[name].dtype).lower() == "float32") for value in frame[name].tolist()]
+        for name in frame
+    ]
     for row in zip(*columns, strict=True):
         yield dict(zip(frame.columns, row, strict=True))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, single: bool) -> Any:
     if isinstance(value, float):
-        return shortest_float32(value)
+        return shortest_float32(value) if single else float(value) if math.isfinite(value) else None
     return value if isinstance(value, str | int) else None

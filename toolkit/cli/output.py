@@ -57,5 +57,11 @@ def joined(results: Iterable[Tabular]) -> pd.DataFrame:
 
 
 def write_table(path: str | None, frame: pd.DataFrame) -> None:
-    """Put a table in a file of the kind that its name says; None is JSON lines on standard output."""
-    write(path, files.table(frame, Path(path).suffix if path else ".jsonl"))
+    """Put a model's numbers in a file of the kind that its name says; None is JSON lines on standard output.
+
+    They are float32 in columns of float64, and JSON lines have their shortest form.
+    """
+    suffix = Path(path).suffix if path else ".jsonl"
+    if suffix == ".jsonl":
+        frame = frame.astype({name: "float32" for name in frame if frame[name].dtype == "float64"})
+    write(path, files.table(frame, suffix))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from .. import files
 from ..cohorts import STRATEGIES
 from ..fields import show
 from ..requests import Request, named
@@ -219,7 +220,7 @@ def _told(args: argparse.Namespace, made: Sweep, names: list[str]) -> None:
         y, how = _CHARTS[args.study]
         shown(made.chart(y, how=how)).save(args.chart)
     if args.json:
-        output.write_table(None, frame)
+        output.write(None, files.table(frame, ".jsonl"))  # in full: a grid's values need not be float32
     elif not (args.out or args.chart) and len(frame):
         print(_summary(args.study, frame, names).to_string(index=False))
 
