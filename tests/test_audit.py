@@ -212,7 +212,18 @@ def test_a_planted_fault_is_found_and_named(tiny, fault, finds, cause):
     found = tk.audit(lambda requests: fault(tiny, requests), **how)
     assert finds <= broken(found)
     assert found.ok == (not finds & PROMISE)
-    assert cause is None or causes(found) == cause
+    assert causes(found) == cause
+
+
+def test_one_token_that_a_siblings_seed_gives_too_is_no_overwritten_seed(tiny):
+    how = {"requests": [tk.Request(prompt, top_k=3) for prompt in ("Once", "Twice", "Thrice")], "trials": 2}
+    found = tk.audit(lambda requests: noise_by_shape(tiny, requests), tokens=6, **how)
+    frame = found.to_frame()
+    whose = frame[frame["check"] == "whose_seed"]["first"]
+    assert (whose.fillna(99) > 0).any()  # three likely tokens: a sibling's seed gives the same one
+    assert found.check("sibling_seeds").verdict == "kept"
+    assert causes(found) == ["noise depends on shape"]
+    assert causes(tk.audit(engine(tiny, "global"), tokens=6, **how))[0] == "last seed wins"
 
 
 def test_equal_answers_prove_nothing_where_no_seed_changes_one(tiny):
@@ -260,6 +271,19 @@ def test_answers_without_ids_are_taken_by_place(tiny):
     found = tk.audit(nameless, **ONCE)
     assert found.ok and found.check("logprobs").verdict == "not testable"
     assert not tk.audit(lambda requests: nameless(requests)[::-1], **ONCE).ok
+
+
+def test_by_place_too_a_request_without_an_answer_is_told(tiny):
+    def first_only(requests):
+        done = keyed(tiny, requests)[:1]
+        return [tk.Completion(id="mine", tokens=c.tokens, text=c.text) for c in done]
+
+    found = tk.audit(first_only, **ONCE)
+    assert found.check("every_token").verdict == "kept"
+    assert broken(found) & PROMISE == {"answered"} and not found.ok
+    check = found.check("answered")
+    assert check.sentence.endswith('request "r1" of 3 got no answer.')
+    assert 0 < check.differing < check.compared
 
 
 def test_a_target_that_raises_is_one_line(tiny):
@@ -473,6 +497,7 @@ def test_what_a_server_does_wrong_is_one_line(tiny):
         (lambda body: (200, b"<html>hello"), "not with JSON: <html>hello"),
         (lambda body: (200, {"object": "list"}), "no completions in it"),
         (lambda body: (200, b"[]"), "no completions in it"),
+        (lambda body: (200, {"choices": []}), r'no completions in it: {"choices": \[\]}$'),
         (no_seed, "HTTP 400: unknown field seed; it answers without a seed"),
         (slow, "no answer within 0.3 s"),
     ]:
@@ -481,6 +506,18 @@ def test_what_a_server_does_wrong_is_one_line(tiny):
         assert "\n" not in str(caught.value)
     with pytest.raises(OSError, match="does not exist"):
         tk.audit(Batching(tiny, "keyed").url, model="tinny")
+
+
+def test_a_server_that_answers_a_sibling_with_no_choices_is_told():
+    def answer(body):
+        some = [{"index": 0, "text": f"abc{body.get('seed')}"}]
+        return 200, {"choices": some if body["prompt"] == "Once" else []}
+
+    asked = [tk.Request("Once"), tk.Request("Twice")]
+    found = tk.audit(serve(answer=answer), model="x", requests=asked, **ONCE)
+    assert found.check("every_token").verdict == "kept"
+    assert "answered" in broken(found) and not found.ok
+    assert found.check("answered").sentence.endswith('no completions in it: {"choices": []}.')
 
 
 def test_a_server_that_hangs_half_way_is_given_up(tiny):

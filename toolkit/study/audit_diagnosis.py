@@ -56,16 +56,18 @@ def _of_seeded(verdict: dict[str, str], seen: Sequence[Seen]) -> Cause | None:
         return Cause("constant output", "no seed changes the answer: greedy, or one fixed seed for all")
     if BROKEN not in (verdict[name] for name in _BY_COMPANY):
         return None
-    return _follows_a_sibling(seen) or _leaks(verdict, seen) or _moves_with_shape(verdict, seen)
+    return _follows_a_sibling(verdict, seen) or _leaks(verdict, seen) or _moves_with_shape(verdict, seen)
 
 
 _BY_COMPANY = ("first_token", "every_token", "order", "sibling_seeds", "unseeded_siblings",
                "greedy_sibling", "greedy", "midway")  # fmt: skip
 
 
-def _follows_a_sibling(seen: Sequence[Seen]) -> Cause | None:
+def _follows_a_sibling(verdict: dict[str, str], seen: Sequence[Seen]) -> Cause | None:
     """In company the answer, or its first token, is the one alone with a sibling's seed."""
-    trials: dict[int, list[int]] = {}
+    if verdict["sibling_seeds"] == KEPT:  # then they agree by luck: there are few likely tokens
+        return None
+    trials: dict[int, list[int]] = {pair.trial: [0] for pair in seen if pair.check == "every_token"}
     for pair in seen:
         if pair.check == "whose_seed":
             agree = pair.compared if pair.first is None else pair.first

@@ -11,14 +11,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..fields import show
 from ..requests import Request
-from .targets import Answer, Answers, Target, Unanswered
+from .targets import Answer, Answers, Fail, Target, Unanswered
 
 # What a completions request has beyond OpenAI's own fields is sent only where it isn't at its default.
 _OURS = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -76,7 +76,7 @@ class ServerTarget(Target):
         self._alone: list[float] = []  # seconds a token; together, of all their tokens
         self._together: list[float] = []
 
-    def _ask(self, requests: Sequence[Request], fail: Callable[[str], None]) -> Answers:
+    def _ask(self, requests: Sequence[Request], fail: Fail) -> Answers:
         if len(self._logprobs) > 1:
             self._find_out(requests[0])
         began = time.monotonic()
@@ -93,7 +93,7 @@ class ServerTarget(Target):
         for form in self._logprobs:
             try:
                 self._logprobs = (form,)
-                self._all([request], lambda why: None)
+                self._all([request], lambda id, why: None)
                 return
             except Unanswered as error:
                 self._logprobs = (1, True, None)
@@ -103,12 +103,12 @@ class ServerTarget(Target):
         plain = request.replace(seed=None)
         self._logprobs = (None,)
         try:
-            self._all([plain], lambda why: None)
+            self._all([plain], lambda id, why: None)
         except Unanswered:
             raise refused from None
         raise Unanswered(f"{refused}; it answers without a seed, so there is no promise to audit")
 
-    def _all(self, requests: Sequence[Request], fail: Callable[[str], None]) -> Answers:
+    def _all(self, requests: Sequence[Request], fail: Fail) -> Answers:
         """One thread a request. Daemons: a server that never answers must not keep the process."""
         done: queue.SimpleQueue[tuple[str, dict[int, Answer] | Exception]] = queue.SimpleQueue()
         began = time.monotonic()
@@ -120,23 +120,23 @@ class ServerTarget(Target):
             body = self._body(request)
             threading.Thread(target=self._run, args=(request, body, done), daemon=True).start()
         answers: Answers = {}
-        reasons: list[Exception] = []
+        reasons: dict[str, Exception] = {}
         waiting = {request.id for request in requests}
         while waiting:
             try:
                 id, came = done.get(timeout=max(0.0, last + self.timeout - time.monotonic()))
             except queue.Empty:
-                reasons += [self._late()] * len(waiting)
+                reasons |= {id: self._late() for id in waiting}
                 break
             waiting.discard(id)
             if isinstance(came, Exception):
-                reasons.append(came)
+                reasons[id] = came
             else:
                 answers |= {(id, choice): answer for choice, answer in came.items()}
         if not answers:
-            raise reasons[0]
-        for reason in reasons:
-            fail(str(reason))
+            raise next(iter(reasons.values()))
+        for id, reason in reasons.items():
+            fail(id, str(reason))
         return answers
 
     def _late(self) -> Unanswered:
@@ -202,11 +202,14 @@ class ServerTarget(Target):
 
     def _read(self, came: Any) -> dict[int, Answer]:
         try:
-            return {int(choice.get("index", place)): self._answer(choice)
+            read = {int(choice.get("index", place)): self._answer(choice)
                     for place, choice in enumerate(came["choices"])}  # fmt: skip
         except (KeyError, TypeError, AttributeError, ValueError):
+            read = {}
+        if not read:
             said = _line(json.dumps(came, ensure_ascii=False))
-            raise Unanswered(f"{self.url}: the answer has no completions in it: {said}") from None
+            raise Unanswered(f"{self.url}: the answer has no completions in it: {said}")
+        return read
 
     def _answer(self, choice: dict[str, Any]) -> Answer:
         text, told = choice["text"] or "", choice.get("logprobs") or {}

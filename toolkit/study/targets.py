@@ -16,6 +16,7 @@ from ..requests import Request
 from ..results import Completion
 
 Answers = dict[tuple[str, int], "Answer"]
+Fail = Callable[[str, str], object]  # to be told a request's id, and why it has no answer
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Target:
         self.failures: list[str] = []
 
     def ask(self, requests: Sequence[Request], optional: bool = False) -> Answers:
-        """Answers to requests that go out together; a request may lack one.
+        """Answers to requests that go out together; a request may lack one, which counts as a failure.
 
         Parameters
         ----------
@@ -60,18 +61,22 @@ class Target:
         Unanswered
             If there is no answer at all.
         """
-        wanted = sum(r.n for r in requests) if not optional else 0
-        self.asked += wanted
+        failed: dict[str, str] = {}  # by id, so that a request fails once; "" is for their order
         try:
-            return self._ask(requests, self._note if not optional else lambda why: None)
+            answers = self._ask(requests, failed.setdefault)
+            for r in requests:
+                if (r.id, 0) not in answers:
+                    failed.setdefault(r.id, f'request "{r.id}" of {len(requests)} got no answer')
+            return answers
         except Unanswered as error:
-            self.failures += [str(error)] * wanted
+            failed = {r.id: str(error) for r in requests}
             raise
+        finally:
+            if not optional:
+                self.asked += len(requests)
+                self.failures += failed.values()
 
-    def _note(self, why: str) -> None:
-        self.failures.append(why)
-
-    def _ask(self, requests: Sequence[Request], fail: Callable[[str], None]) -> Answers:
+    def _ask(self, requests: Sequence[Request], fail: Fail) -> Answers:
         raise Unanswered(f"target={self.name}: nothing to ask")
 
     def notes(self) -> list[str]:
@@ -89,7 +94,7 @@ class EngineTarget(Target):
         self.engine = engine
         self.name = f"engine of {engine.model.name}, {engine.policy.name}, {engine.forward.name}"
 
-    def _ask(self, requests: Sequence[Request], fail: Callable[[str], None]) -> Answers:
+    def _ask(self, requests: Sequence[Request], fail: Fail) -> Answers:
         now = self.engine.time  # arrivals count from the engine's first step
         for request in requests:
             self.engine.submit(request.replace(arrival=now + request.arrival if request.arrival else 0))
@@ -112,7 +117,7 @@ class CallableTarget(Target):
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
 
-    def _ask(self, requests: Sequence[Request], fail: Callable[[str], None]) -> Answers:
+    def _ask(self, requests: Sequence[Request], fail: Fail) -> Answers:
         try:
             done = list(self.function(list(requests)))
         except Exception as error:  # somebody else's code: whatever it raises is the finding
@@ -124,31 +129,26 @@ class CallableTarget(Target):
         return _in_order(requests, done, fail)
 
 
-def _in_order(
-    requests: Sequence[Request], done: Sequence[Completion], fail: Callable[[str], None]
-) -> Answers:
+def _in_order(requests: Sequence[Request], done: Sequence[Completion], fail: Fail) -> Answers:
     """By id where the completions have our ids; by place where they have none."""
     wanted = [(r.id, choice) for r in requests for choice in range(r.n)]
     ids = {r.id for r in requests}
     if not all(c.id in ids for c in done):
-        return {key: _answer(c) for key, c in zip(wanted, done, strict=False) if _fine(c, fail)}
+        return {key: _answer(c) for key, c in zip(wanted, done, strict=False) if _fine(c, key[0], fail)}
     got = [(c.id, c.choice) for c in done]
     answers = _answers(done, fail)
-    for id, choice in wanted:
-        if choice == 0 and (id, choice) not in got:
-            fail(f'request "{id}" of {len(requests)} got no answer')
     if got != [key for key in wanted if key in got]:
-        fail(f"answers came in the order {', '.join(id for id, _ in got)}, not in that of the requests")
+        fail("", f"answers came in the order {', '.join(id for id, _ in got)}, not in that of the requests")
     return answers
 
 
-def _answers(done: Sequence[Completion], fail: Callable[[str], None]) -> Answers:
-    return {(c.id, c.choice): _answer(c) for c in done if _fine(c, fail)}
+def _answers(done: Sequence[Completion], fail: Fail) -> Answers:
+    return {(c.id, c.choice): _answer(c) for c in done if _fine(c, c.id, fail)}
 
 
-def _fine(completion: Completion, fail: Callable[[str], None]) -> bool:
+def _fine(completion: Completion, id: str, fail: Fail) -> bool:
     if completion.finish_reason == "error":
-        fail(completion.error or f'request "{completion.id}" ended with an error')
+        fail(id, completion.error or f'request "{id}" ended with an error')
     return completion.finish_reason != "error"
 
 
