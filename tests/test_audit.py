@@ -141,6 +141,33 @@ def noise_by_shape(tiny, requests):
     return keyed(tiny, [r.replace(seed=r.seed + size * (not r.greedy)) if r.seeded else r for r in requests])
 
 
+def one_greedy_flip(tiny, requests):
+    """The same, and a greedy answer that ends in another token when in company."""
+    flips = [lambda tokens, logits: -logits if len(tokens) > len(flipped[0].prompt) + 3 else logits]
+    flipped = [r for r in requests if r.greedy]
+    if len(requests) > 1 and flipped and flipped[0].id == "r1":
+        requests = [r.replace(processors=flips) if r.greedy else r for r in requests]
+    return noise_by_shape(tiny, requests)
+
+
+def logits_by_shape(tiny, requests):
+    """Logits that have little to do with the number of rows before."""
+    moved = mx.random.normal((tiny.vocab_size,), key=mx.random.key(3)) * 9 * (len(requests) - 1)
+    mx.eval(moved)
+    return keyed(tiny, [r.replace(processors=[lambda tokens, logits: logits + moved]) for r in requests])
+
+
+def later_tokens_are_random(tiny, requests):
+    """The first token is the seed's; for the later ones logits move, another way each time."""
+    moved = mx.random.normal((tiny.vocab_size,), key=mx.random.key(secrets.randbits(60)))
+    mx.eval(moved)
+
+    def move(start):
+        return lambda tokens, logits: logits + moved * 9 if len(tokens) > start else logits
+
+    return keyed(tiny, [r.replace(processors=[move(len(tiny.encode(r.prompt)))]) for r in requests])
+
+
 def drifts(tiny, requests):
     """Logits that move with the number of rows, far enough to flip a token now and then."""
     moved = mx.random.normal((tiny.vocab_size,), key=mx.random.key(3)) * 0.15 * (len(requests) - 1)
@@ -196,6 +223,9 @@ FAULTS = [
     (constant, {"other_seed"}, ["constant output"]),
     (swaps_seeds, {"first_token", "order", "sibling_seeds", "own_seed"}, ["seeds go to the wrong rows"]),
     (noise_by_shape, {"first_token", "every_token", "midway"}, ["noise depends on shape"]),
+    (one_greedy_flip, {"first_token", "greedy"}, ["noise depends on shape"]),
+    (logits_by_shape, {"first_token", "greedy"}, ["drift of logits"]),
+    (later_tokens_are_random, {"repeat"}, ["leak after the first token, or arithmetic that doesn't repeat"]),
     (drifts, {"every_token", "logprobs"}, ["drift of logits"]),
     (greedy_drifts, {"greedy"}, ["drift of logits"]),
     (same_choices, {"choices"}, []),
@@ -224,6 +254,19 @@ def test_one_token_that_a_siblings_seed_gives_too_is_no_overwritten_seed(tiny):
     assert found.check("sibling_seeds").verdict == "kept"
     assert causes(found) == ["noise depends on shape"]
     assert causes(tk.audit(engine(tiny, "global"), tokens=6, **how))[0] == "last seed wins"
+
+
+def test_what_siblings_seeds_do_is_not_claimed_where_it_was_not_testable(tiny):
+    def refuses_other_seeds(requests):
+        if any(100 <= (r.seed or 0) % 1000 < 300 for r in requests):
+            raise ValueError("seed: not this one")
+        return noise_by_shape(tiny, requests)
+
+    found = tk.audit(refuses_other_seeds, **ONCE)
+    assert found.check("sibling_seeds").verdict == "not testable"
+    assert "whether siblings' seeds change anything was not testable" in found.diagnosis[0].why
+    every = tk.audit(lambda requests: noise_by_shape(tiny, requests), **ONCE)
+    assert every.diagnosis[0].why.startswith("siblings' seeds change nothing")
 
 
 def test_equal_answers_prove_nothing_where_no_seed_changes_one(tiny):
