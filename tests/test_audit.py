@@ -3,6 +3,7 @@
 Every check has a target that breaks it, so a verdict of "kept" means something.
 """
 
+import base64
 import json
 import os
 import secrets
@@ -596,6 +597,27 @@ def test_a_body_that_comes_byte_by_byte_has_a_deadline_too():
     with pytest.raises(OSError, match=r"no answer within 0\.5 s"):
         tk.audit(f"http://127.0.0.1:{server.server_port}", model="x", timeout=0.5)
     assert time.monotonic() - began < 3
+
+
+def test_a_password_in_the_url_reaches_the_server_and_nothing_else():
+    class Locked(Handler):
+        def answer(self, body):
+            if self.headers["Authorization"] != "Basic " + base64.b64encode(b"me:s3cr@t").decode():
+                return 401, {"error": "who are you?"}
+            return 200, {"choices": [{"index": 0, "text": f"abc{body.get('seed')}"}]}
+
+    server = Quiet(("127.0.0.1", 0), Locked)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    place = f"127.0.0.1:{server.server_port}"
+    found = tk.audit(f"http://me:s3cr%40t@{place}", model="x", **ONCE)
+    assert found.check("every_token").verdict == "kept"
+    assert found.target == f"http://{place}, model x" and "s3cr" not in json.dumps(found.to_json())
+    wrong = [f"http://me:s3cret@{place}", f"https://me:s3cret@{place}", "ftp://me:s3cret@x", "me:s3cret@x:80",
+             "http://me:s3cret/@x", "http://me:s3cret@x:port"]  # fmt: skip
+    for url in wrong:
+        with pytest.raises((OSError, ValueError)) as caught:
+            tk.audit(url, model="x", timeout=5)
+        assert "s3cr" not in str(caught.value)
 
 
 def test_what_no_server_can_be_asked_is_refused():

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ..fields import show
 from ..requests import Request
@@ -34,7 +35,8 @@ class ServerTarget(Target):
     Parameters
     ----------
     url : str
-        Base URL, with or without its `/v1`. A key in TOOLKIT_API_KEY is sent along.
+        Base URL, with or without its `/v1`; a user and a password before the host are for basic auth.
+        A key in TOOLKIT_API_KEY is sent along.
     model : str
     timeout : float
         Seconds for one request.
@@ -56,10 +58,13 @@ class ServerTarget(Target):
         except ValueError:
             host = None
         if not host or parts.scheme not in ("http", "https"):
-            raise ValueError(f"target={show(url)}: must be a base URL like http://127.0.0.1:8080")
+            hidden = re.sub(r"^(.*//)?.*@", r"\1", url, flags=re.DOTALL)  # a password is not to be shown
+            raise ValueError(f"target={show(hidden)}: must be a base URL like http://127.0.0.1:8080")
         if not model:
             raise ValueError("model: a server's audit needs the name of the model, as the server calls it")
-        base = url.rstrip("/")
+        # A user and a password go to the server, and nowhere that is shown.
+        base = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
         self.name = f"{base}, model {model}"
         self.url = base.removesuffix("/completions").removesuffix("/v1") + "/v1/completions"
         self.model, self.timeout = model, timeout
@@ -68,6 +73,7 @@ class ServerTarget(Target):
         # A proxy of the environment is for other machines.
         self._client = httpx.Client(
             timeout=timeout,
+            auth=(user, password) if user or password else None,
             trust_env=host not in ("127.0.0.1", "localhost", "::1"),
             headers={"Authorization": f"Bearer {key}"} if key else {},
             limits=httpx.Limits(max_connections=None),
