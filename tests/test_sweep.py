@@ -5,7 +5,10 @@ import functools
 import json
 import math
 import os
+import random
+import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -58,13 +61,19 @@ def same(one, other):
 
 
 class Calls:
-    """Counts. A list would be one of the study's settings, and other settings are another sweep's."""
+    """Counts, in a file: a number or a list in it would be one of the study's settings, and change them."""
 
-    count = 0
+    def __init__(self, path):
+        self.path = path
 
     def next(self):
-        self.count += 1
+        with self.path.open("a") as lines:
+            lines.write("call\n")
         return self.count
+
+    @property
+    def count(self):
+        return len(self.path.read_text().splitlines())
 
 
 def counting(study):
@@ -267,7 +276,7 @@ def test_the_chart_has_a_point_for_each_combination():
 
 def test_an_interrupted_sweep_goes_on_where_it_was_stopped_and_the_bits_are_the_same(tmp_path):
     whole = quiet(first, GRID).to_frame()
-    calls = Calls()
+    calls = Calls(tmp_path / "calls")
 
     def study(policy, temperature):
         if calls.next() == 3:
@@ -315,6 +324,141 @@ def test_cells_of_another_sweep_are_refused_in_one_line(tmp_path):
         quiet(square, {"x": [1]}, out=kept)
 
 
+HELPERS = """
+import functools
+LIMIT = {limit}
+
+def deep():
+    return {deep}
+
+def helper(n={default}):
+    return deep() + LIMIT + n
+
+class Thing:
+    def __init__(self, attribute):
+        self.attribute = attribute
+    def __call__(self, x):
+        return {{"y": {called}}}
+    def method(self, x):
+        return {{"y": {method}}}
+
+def study(x):
+    return {{"y": helper()}}
+
+def nested(x):
+    return {{"y": sum(one + LIMIT for one in [1, 2])}}
+
+@functools.cache
+def remembered(x):
+    return {cached}
+
+def calling(x):
+    return {{"y": remembered(x)}}
+"""
+PLAIN_HELPERS = {"limit": 1, "deep": 1, "default": 1, "called": 1, "method": 1, "cached": 1}
+
+
+def module(**changes):
+    """A module's names, as another version of its file would have them."""
+    found = {"__name__": "helpers"}
+    exec(HELPERS.format(**PLAIN_HELPERS | changes), found)
+    return found
+
+
+def over(value):
+    return lambda x: {"y": str(value)[:0]}
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+    def __init__(self, a):
+        self.a = a
+
+
+def table(middle):
+    return pd.DataFrame({"z": np.where(np.arange(1000) == 500, middle, 0)})
+
+
+def looped(value):
+    ring = [value]
+    ring.append(ring)
+    return ring
+
+
+TOLD = {
+    "another model in a closure": (lambda: over(tk.tiny(0)), lambda: over(tk.tiny(1))),
+    "another model in a partial": (
+        lambda: functools.partial(lambda model, x: {}, tk.tiny(0)),
+        lambda: functools.partial(lambda model, x: {}, tk.tiny(1)),
+    ),
+    "another object's method": (lambda: module()["Thing"](1).method, lambda: module()["Thing"](2).method),
+    "a method's code": (lambda: module()["Thing"](1).method, lambda: module(method=2)["Thing"](1).method),
+    "a callable's code": (lambda: module()["Thing"](1), lambda: module(called=2)["Thing"](1)),
+    "a callable's attribute": (lambda: module()["Thing"](1), lambda: module()["Thing"](2)),
+    "a helper's helper": (lambda: module()["study"], lambda: module(deep=2)["study"]),
+    "a helper's constant": (lambda: module()["study"], lambda: module(limit=2)["study"]),
+    "a helper's default": (lambda: module()["study"], lambda: module(default=2)["study"]),
+    "a comprehension's constant": (lambda: module()["nested"], lambda: module(limit=2)["nested"]),
+    "a cached helper": (lambda: module()["calling"], lambda: module(cached=2)["calling"]),
+    "a dict that holds an object": (
+        lambda: over({"a": Slotted(1), "b": 1}),
+        lambda: over({"a": Slotted(1), "b": 2}),
+    ),
+    "an object in a list": (lambda: over([Slotted(1)]), lambda: over([Slotted(2)])),
+    "the middle of a table": (lambda: over(table(0)), lambda: over(table(1))),
+    "the middle of a series": (lambda: over(table(0)["z"]), lambda: over(table(1)["z"])),
+    "the middle of an array": (
+        lambda: over(table(0)["z"].to_numpy()),
+        lambda: over(table(1)["z"].to_numpy()),
+    ),
+    "a value in a ring": (lambda: over(looped(1)), lambda: over(looped(2))),
+    "a generator's state": (lambda: over(random.Random(1)), lambda: over(random.Random(2))),
+    "NumPy's generator's": (lambda: over(np.random.default_rng(1)), lambda: over(np.random.default_rng(2))),
+    "a key's type": (lambda: over({1: 2}), lambda: over({"1": 2})),
+    "a pattern": (lambda: over(re.compile("a" * 300 + "b")), lambda: over(re.compile("a" * 300 + "c"))),
+}
+
+
+@pytest.mark.parametrize("what", TOLD)
+def test_a_study_is_another_one_where_anything_that_it_holds_or_names_differs(tmp_path, what):
+    one, other = TOLD[what]
+    kept = tmp_path / "cells"
+    assert quiet(one(), {"x": [1]}, out=kept).ok
+    assert quiet(one(), {"x": [1, 2]}, out=kept).ok  # made again it is the same one
+    with pytest.raises(ValueError, match="code or settings of the study"):
+        quiet(other(), {"x": [1]}, out=kept)
+
+
+def test_a_study_reads_the_same_in_another_process(tmp_path):
+    """Sets and hashes of text have another order there."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_sweep as t; "
+        "from toolkit.study import told; "
+        "print(*map(told.digest, (t.first, t.over({'a', 'b', 'c', t.A}), t.commands.sweep)))"
+    )
+    run = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    said = [
+        subprocess.run(
+            run, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert len(said[0].split()) == len(set(said[0].split())) == 3
+
+
+def test_a_study_that_holds_what_cannot_be_told_again_is_refused_and_the_value_is_named(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        for value in (threading.Lock(), object(), log, (x for x in [1]), [1, {"k": object()}]):
+            with pytest.raises(ValueError, match=r"can't tell value.*=.* again: it would not") as error:
+                quiet(over(value), {"x": [1]}, out=tmp_path / "cells")
+            assert "\n" not in str(error.value)
+    assert r'value["k"]=' in str(error.value)
+    assert not (tmp_path / "cells").exists()
+    assert quiet(over(value), {"x": [1]}).ok  # without out= nothing need be told
+
+
 def test_an_out_that_cannot_be_used_is_refused_before_anything_runs(tmp_path):
     counted, calls = counting(square)
     (tmp_path / "full").mkdir()
@@ -360,7 +504,7 @@ def test_a_file_is_written_once_all_have_run_and_cells_wait_beside_it(tmp_path, 
     with pytest.warns(UserWarning, match=r"interrupted: 2 of 4 cells are there; they are kept in .*\.cells"):
         quiet(interrupting(first, 2), GRID, out=file)
     assert file.read_text() == "old"
-    calls = Calls()
+    calls = Calls(tmp_path / "calls")
 
     def again(policy, temperature):
         if calls.next() == 2:
@@ -491,7 +635,7 @@ def test_what_the_command_cannot_run_is_one_line_and_exit_2(cli, args, message):
 
 
 def test_the_command_interrupted_says_how_to_go_on_and_goes_on(cli, tmp_path, monkeypatch):
-    real, calls = commands.FileStudy.__call__, Calls()
+    real, calls = commands.FileStudy.__call__, Calls(tmp_path / "calls")
 
     def interrupted(self, **point):
         if calls.next() == 3:

@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
-from inspect import getclosurevars
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from .. import backend
 from ..fields import one_line, show
 from ..models import Model
+from . import told
 from .grids import Combination
 
 if TYPE_CHECKING:
@@ -129,10 +129,11 @@ def held(study: Any) -> dict[str, Any]:
     """What a study holds on to: arguments of a partial, a closure's and a module's names, attributes."""
     if isinstance(study, functools.partial):
         return {**held(study.func), **_numbered(study.args), **study.keywords}
+    if isinstance(study, MethodType):
+        return {**held(study.__func__), **held(study.__self__)}
     if isinstance(study, FunctionType):
-        names = getclosurevars(study)
         defaults = {**_numbered(study.__defaults__ or ()), **(study.__kwdefaults__ or {})}
-        return {**names.globals, **names.nonlocals, **defaults}
+        return {**told.globals_of(study), **told.closure_of(study), **defaults}
     return dict(getattr(study, "__dict__", {}))
 
 

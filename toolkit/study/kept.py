@@ -11,11 +11,10 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .. import backend, files
-from . import cells, grids
+from . import grids, told
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,10 +41,14 @@ class Kept:
 
     def __init__(self, path: Path, study: Callable[..., Any], names: list[str]):
         self.path = path
+        try:
+            settings = told.digest(study)
+        except ValueError as error:
+            raise ValueError(f"out={path}: {error}") from None
         about = {
             "study": name_of(study),
             "grid": sorted(names),
-            "settings": _settings(study),
+            "settings": settings,
             "machine": backend.fingerprint(),
         }
         if (path / _ABOUT).is_file():
@@ -114,24 +117,6 @@ def name_of(study: Any) -> str:
     if isinstance(study, partial):
         return name_of(study.func)
     return str(getattr(study, "__name__", type(study).__name__))
-
-
-def _settings(study: Any) -> str:
-    """A digest of what a study does: its code, and the values that it brings along or names."""
-    told = [_says(study), sorted((str(name), _says(value)) for name, value in cells.held(study).items())]
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:20]
-
-
-def _says(value: Any) -> str:
-    """What tells a value from another one, and is the same in any process."""
-    if isinstance(value, FunctionType):
-        return f"{value.__module__}.{value.__qualname__} {_code(value.__code__)}"
-    return grids.text(value) if grids.lasts(value) else type(value).__qualname__
-
-
-def _code(code: CodeType) -> str:
-    consts = [_code(c) if isinstance(c, CodeType) else grids.text(c) for c in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {consts}"
 
 
 def _values(column: Any) -> list[Any]:
