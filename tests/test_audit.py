@@ -17,6 +17,7 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
@@ -597,6 +598,27 @@ def test_a_body_that_comes_byte_by_byte_has_a_deadline_too():
     with pytest.raises(OSError, match=r"no answer within 0\.5 s"):
         tk.audit(f"http://127.0.0.1:{server.server_port}", model="x", timeout=0.5)
     assert time.monotonic() - began < 3
+
+
+def test_the_client_is_closed_also_after_an_error(monkeypatch):
+    made = []
+
+    class Kept(httpx.Client):
+        def __init__(self, **how):
+            super().__init__(**how)
+            made.append(self)
+
+    def hangs(body):
+        time.sleep(5)
+
+    def answer(body):
+        return 200, {"choices": [{"index": 0, "text": f"abc{body.get('seed')}"}]}
+
+    monkeypatch.setattr(httpx, "Client", Kept)
+    assert tk.audit(serve(answer=answer), model="x", **ONCE).complete
+    with pytest.raises(OSError, match="no answer within"):
+        tk.audit(serve(answer=hangs), model="x", timeout=0.2)
+    assert [client.is_closed for client in made] == [True, True]
 
 
 def test_a_password_in_the_url_reaches_the_server_and_nothing_else():

@@ -198,10 +198,13 @@ def audit(
     rules.number("timeout", timeout, 0, 86_400, "(", "seconds for one request")
     asked = _prepared(requests, tokens)
     whom = target_of(target, model, timeout)
-    if isinstance(whom, EngineTarget):
-        for request in asked:
-            check(request, whom.engine.model)
-    seen, missing, complete = _ask(whom, asked, trials, progress)
+    try:
+        if isinstance(whom, EngineTarget):
+            for request in asked:
+                check(request, whom.engine.model)
+        seen, missing, complete = _ask(whom, asked, trials, progress)
+    finally:
+        whom.close()
     checks = judge(seen, whom, missing)
     return Audit(whom.name, whom.kind, whom.unit, trials, tokens, checks, diagnose(checks, seen),
                  tuple(whom.notes()), complete, tuple(seen))  # fmt: skip

@@ -239,6 +239,9 @@ class ServerTarget(Target):
             told.append("It reports no tokens, so characters of the text are compared, and no logprobs.")
         return told
 
+    def close(self) -> None:
+        self._client.close()
+
 
 def _message(text: str) -> str:
     """A server's own words about an error."""

@@ -83,6 +83,9 @@ class Target:
         """What a reader should know of how it was asked."""
         return []
 
+    def close(self) -> None:
+        """Let go of what it holds; it is asked nothing more."""
+
 
 class EngineTarget(Target):
     kind = "engine"
