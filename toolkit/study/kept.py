@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import backend, files
+from .. import __version__, backend, files, noise
 from . import grids, told
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class Kept:
             "grid": sorted(names),
             "settings": settings,
             "machine": backend.fingerprint(),
+            "toolkit": __version__,
+            "stream": noise.STREAM,
         }
         if (path / _ABOUT).is_file():
             self._same(about)
@@ -106,7 +108,7 @@ class Kept:
             found = {}
         other = [name for name in about if not isinstance(found, dict) or found.get(name) != about[name]]
         if other:
-            what = {"settings": "code or settings of the study"}
+            what = {"settings": "code or settings of the study", "toolkit": "version of the toolkit"}
             differ = ", ".join(what.get(name, name) for name in other)
             advice = "name another place, or delete it"
             raise ValueError(f"out={self.path}: holds cells of another sweep (its {differ}); {advice}")
