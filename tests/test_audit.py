@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 
 import toolkit as tk
 from toolkit.cli import main
-from toolkit.study import audit_checks
+from toolkit.study import audit_checks, targets
 from toolkit.view import figure
 
 ROOT = Path(__file__).parents[1]
@@ -345,6 +345,31 @@ def test_a_target_that_raises_is_one_line(tiny):
     assert "out of paper" in found.check("every_token").reason
 
 
+def test_control_characters_of_a_target_never_reach_the_terminal(tiny):
+    odd = "\x1b]0;title\x07\x9b31mred\u202e"
+
+    def raises(requests):
+        raise RuntimeError(odd)
+
+    def errors(requests):
+        done = keyed(tiny, requests)
+        return [*done[:1], *(tk.Completion(id=c.id, finish_reason="error", error=odd) for c in done[1:])]
+
+    said = [tk.audit(errors, **ONCE).check("answered").sentence]
+    for target, how in [
+        (raises, {}),
+        (serve(answer=lambda body: (500, {"error": odd})), {"model": "x"}),
+        (serve(answer=lambda body: (500, odd.encode())), {"model": "x"}),
+        (serve(answer=lambda body: (200, odd.encode())), {"model": "x"}),
+        (serve(answer=lambda body: (200, {"object": odd})), {"model": "x"}),
+    ]:
+        with pytest.raises(OSError, match="title") as caught:
+            tk.audit(target, **how)
+        said.append(str(caught.value))
+    for words in said:
+        assert words.isprintable() and "red" in words, ascii(words)
+
+
 def test_what_a_target_may_refuse_is_not_held_against_it(tiny):
     found = tk.audit(lambda requests: refuses_arrivals(tiny, requests), **ONCE)
     assert found.ok and found.check("midway").verdict == "not testable"
@@ -515,6 +540,21 @@ def test_a_server_that_keeps_the_promise_is_told_so_and_what_was_not_tested(tiny
     assert found.check("logprobs").compared > 0 and found.check("choices").verdict == "kept"
     assert "what it ran one by one was not put to the test" in found.notes[0]
     assert len(found.notes) == 1  # it did batch
+
+
+def test_the_choices_of_one_request_are_no_batch():
+    def answer(body):
+        time.sleep(0.2 if "n" in body else 0.02)
+        return 200, {"choices": [{"index": 0, "text": "abc"}]}
+
+    target = targets.target_of(serve(answer=answer), "x", 5.0)
+    for n in (1, 1, 3):
+        target.ask([tk.Request("Once", id="a", seed=1, n=n, max_tokens=4)])
+    assert not any("does not batch" in note for note in target.notes())
+    one, other = (tk.Request("Once", id=id, seed=1, n=3, max_tokens=4) for id in "ab")
+    target.ask([one, other])  # a batch, and it takes long
+    assert any("does not batch" in note for note in target.notes())
+    target.close()
 
 
 def test_a_server_that_reports_only_text_is_compared_by_characters(tiny):

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ..fields import show
+from ..fields import one_line, show
 from ..requests import Request
 from .targets import Answer, Answers, Fail, Target, Unanswered
 
@@ -90,7 +90,7 @@ class ServerTarget(Target):
         took = time.monotonic() - began
         if len(requests) == 1 and requests[0].n == 1:
             self._alone.append(took / requests[0].max_tokens)
-        elif not any(r.arrival for r in requests) and all(r.seeded for r in requests):
+        elif len(requests) > 1 and not any(r.arrival for r in requests) and all(r.seeded for r in requests):
             self._together.append(took / sum(r.max_tokens for r in requests))
         return answers
 
@@ -160,7 +160,7 @@ class ServerTarget(Target):
         except Unanswered as error:
             done.put((request.id, error))
         except Exception as error:  # a thread's error must reach who waits for it
-            done.put((request.id, Unanswered(f"{self.url}: {type(error).__name__}: {_line(str(error))}")))
+            done.put((request.id, Unanswered(f"{self.url}: {type(error).__name__}: {one_line(str(error))}")))
 
     def _post(self, body: dict[str, Any]) -> Any:
         try:
@@ -168,7 +168,7 @@ class ServerTarget(Target):
         except self._errors as error:
             if "Timeout" in type(error).__name__:
                 raise self._late() from None
-            words = _line(str(error)) or type(error).__name__
+            words = one_line(str(error)) or type(error).__name__
             raise Unanswered(f"{self.url}: can't be reached or broke off: {words}") from None
         if came.status_code != 200:
             key = "; put a key into TOOLKIT_API_KEY" if came.status_code in (401, 403) else ""
@@ -178,7 +178,7 @@ class ServerTarget(Target):
         try:
             return json.loads(came.text)
         except ValueError:
-            raise Unanswered(f"{self.url}: answers, but not with JSON: {_line(came.text)}") from None
+            raise Unanswered(f"{self.url}: answers, but not with JSON: {one_line(came.text)}") from None
 
     def _body(self, request: Request) -> dict[str, Any]:
         default = Request("x")
@@ -213,7 +213,7 @@ class ServerTarget(Target):
         except (KeyError, TypeError, AttributeError, ValueError):
             read = {}
         if not read:
-            said = _line(json.dumps(came, ensure_ascii=False))
+            said = one_line(json.dumps(came, ensure_ascii=False))
             raise Unanswered(f"{self.url}: the answer has no completions in it: {said}")
         return read
 
@@ -248,10 +248,6 @@ def _message(text: str) -> str:
     try:
         said = json.loads(text)
         error = said.get("error", said.get("detail", said.get("message", text)))
-        return _line(str(error.get("message", error) if isinstance(error, dict) else error))
+        return one_line(str(error.get("message", error) if isinstance(error, dict) else error))
     except (ValueError, AttributeError):
-        return _line(text)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:200]
+        return one_line(text)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine import Engine
-from ..fields import show
+from ..fields import one_line, show
 from ..requests import Request
 from ..results import Completion
 
@@ -124,8 +124,8 @@ class CallableTarget(Target):
         try:
             done = list(self.function(list(requests)))
         except Exception as error:  # somebody else's code: whatever it raises is the finding
-            words = " ".join(str(error).split())
-            raise Unanswered(f"target={self.name}: raised {type(error).__name__}: {words}") from error
+            words = one_line(f"{type(error).__name__}: {error}")
+            raise Unanswered(f"target={self.name}: raised {words}") from error
         odd = next((c for c in done if not isinstance(c, Completion)), None)
         if odd is not None:
             raise ValueError(f"target={self.name}: returned {show(odd)}; must return a list of Completion")
@@ -151,7 +151,7 @@ def _answers(done: Sequence[Completion], fail: Fail) -> Answers:
 
 def _fine(completion: Completion, id: str, fail: Fail) -> bool:
     if completion.finish_reason == "error":
-        fail(id, completion.error or f'request "{id}" ended with an error')
+        fail(id, one_line(completion.error or "") or f'request "{id}" ended with an error')
     return completion.finish_reason != "error"
 
 
