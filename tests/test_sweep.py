@@ -765,10 +765,15 @@ def test_engines_bind_the_blas_that_is_bound_here_and_load_a_model_once(engines)
     assert frame["once"].all()
 
 
-def test_an_engine_that_computes_otherwise_is_told(engines, monkeypatch):
+def test_an_engine_that_computes_otherwise_is_told_and_its_cells_are_not_kept(engines, monkeypatch, tmp_path):
+    kept = tmp_path / "cells"
+    assert quiet(square, {"x": [1]}, engines, out=kept).ok
+    assert len(list(kept.glob("cell-*"))) == 1
     monkeypatch.setattr(backend, "fingerprint", lambda: {"blas": "another"})
     with pytest.warns(UserWarning, match="computes otherwise than this process.*blas: .*, here another"):
-        assert quiet(square, {"x": [1, 2]}, engines).ok
+        made = quiet(square, {"x": [1, 2]}, engines, out=tmp_path / "other")
+    assert list(made.to_frame()["square"]) == [1, 4]
+    assert not list((tmp_path / "other").glob("cell-*"))
 
 
 def test_a_notebooks_function_brings_its_closure_and_a_failing_cell_says_what_it_lacks(engines):

@@ -160,7 +160,7 @@ def sweep(
     todo = {k: point for k, point in enumerate(points) if k not in outcomes}
     work = cells.run(study, todo) if view is None else cells.spread(view, study, todo)
     name, total = name_of(study), len(points)
-    machines = {repr(backend.fingerprint())}
+    machines: set[str] = set()
     try:
         with (
             closing(work),
@@ -176,9 +176,8 @@ def sweep(
             for k, outcome in work:
                 if outcome.frame is not None:
                     _joined([points[k]], [outcome.frame], list(points[k]))  # a clash is told at once
-                    if kept:
+                    if _compare(outcome.machine, machines) and kept:
                         kept.put(points[k], outcome.frame)
-                    _compare(outcome.machine, machines)
                 outcomes[k] = outcome
                 bar.update()
     except KeyboardInterrupt:
@@ -271,14 +270,18 @@ def _flat(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**texts)
 
 
-def _compare(machine: Mapping[str, str | int] | None, known: set[str]) -> None:
-    """Warn once of each engine that computes otherwise than this process: last bits may differ there."""
-    if machine is None or repr(machine) in known:
-        return
-    known.add(repr(machine))
+def _compare(machine: Mapping[str, str | int] | None, known: set[str]) -> bool:
+    """Whether a cell is as this machine computes; warns once of each engine that computes otherwise."""
     here = backend.fingerprint()
-    differ = ", ".join(f"{k}: {machine.get(k)}, here {here.get(k)}" for k in {**here, **machine}
-                       if machine.get(k) != here.get(k))  # fmt: skip
-    warnings.warn(
-        f"an engine computes otherwise than this process, in last bits perhaps ({differ})", stacklevel=3
-    )
+    if machine is None or machine == here:
+        return True
+    if repr(machine) not in known:
+        known.add(repr(machine))
+        differ = ", ".join(f"{k}: {machine.get(k)}, here {here.get(k)}" for k in {**here, **machine}
+                           if machine.get(k) != here.get(k))  # fmt: skip
+        warnings.warn(
+            "an engine computes otherwise than this process, in last bits perhaps; out= keeps none of its cells "
+            f"({differ})",
+            stacklevel=3,
+        )
+    return False
