@@ -410,6 +410,25 @@ def test_own_prompts_and_parameters_are_asked_with(tiny):
     assert {r.max_tokens for r in asked} == {5}
 
 
+@pytest.mark.parametrize("prompts", [3, 950])
+def test_no_two_requests_share_a_seed_however_many_there_are(prompts):
+    calls = []
+
+    def hashes(requests):
+        calls.append([r.seed for r in requests if r.seeded])
+        return [tk.Completion(id=r.id, tokens=[hash((r.seed, i)) % 999 for i in range(2)]) for r in requests]
+
+    asked = [tk.Request(f"prompt {i}") for i in range(prompts)]
+    assert tk.audit(hashes, requests=asked, trials=1, tokens=2).check("own_seed").verdict == "kept"
+    per_trial = len(calls)
+    calls.clear()
+    tk.audit(hashes, requests=asked, trials=2, tokens=2)
+    assert len(calls) == 2 * per_trial
+    one, two = ({s for c in part for s in c} for part in (calls[:per_trial], calls[per_trial:]))
+    assert len(one) >= 2 * prompts and not one & two
+    assert all(len(set(call)) == len(call) for call in calls)
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [

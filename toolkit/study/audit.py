@@ -19,7 +19,7 @@ from ..fields import Rules
 from ..requests import Request, check
 from .audit_checks import BROKEN, KEPT, Check, judge
 from .audit_diagnosis import Cause, diagnose
-from .audit_trial import Seen, Trial
+from .audit_trial import Seen, Trial, seeded
 from .targets import EngineTarget, Target, Unanswered, target_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Audit:
     checks : tuple of Check
         Those with `promise` are about seeded requests; the others lie beside.
     diagnosis : tuple of Cause
-        Likely causes; empty where nothing is broken.
+        Likely causes of what is broken, in the promise or beside it. Empty where nothing is, and where nothing
+        points to a cause: `answered`, `choices` and `own_seed` alone don't.
     notes : tuple of str
         What to know of how it was asked.
     complete : bool
@@ -177,7 +178,7 @@ def audit(
     tokens : int
         Length of each answer, at least 2.
     timeout : float
-        Seconds that a server has for one request, from first to last byte.
+        Seconds that a server has to answer, from the start of a batch's last request to the last byte.
     progress : bool
         Show a bar.
 
@@ -243,7 +244,7 @@ def _ask(
     try:
         for number, names, step in tqdm(steps, desc="audit", unit="step", disable=not progress, leave=False):
             if step == Trial.STEPS[0][1]:
-                trial = Trial(target, _seeded(requests, number), number)
+                trial = Trial(target, seeded(requests, number), number)
                 if not number:
                     _ = trial.alone  # a target that can't even do this is told at once, not judged
             if late == _PATIENCE:
@@ -259,10 +260,3 @@ def _ask(
     except KeyboardInterrupt:
         return seen, missing, False
     return seen, missing, True
-
-
-def _seeded(requests: Sequence[Request], number: int) -> list[Request]:
-    """The next request first, its siblings after it, and seeds that no other trial has."""
-    first = number % len(requests)
-    turned = [*requests[first:], *requests[:first]]
-    return [request.replace(seed=1000 * (number + 1) + place) for place, request in enumerate(turned)]

@@ -28,7 +28,7 @@ class Cause(NamedTuple):
 
 
 def diagnose(checks: Sequence[Check], seen: Sequence[Seen]) -> tuple[Cause, ...]:
-    """Likely causes of what is broken; none where nothing is."""
+    """Likely causes of what is broken; none where nothing is, or where nothing points to one."""
     verdict = {check.name: check.verdict for check in checks}
     causes = [_of_seeded(verdict, seen)]
     if verdict["unseeded_together"] == BROKEN:

@@ -34,6 +34,21 @@ def compare(check: str, trial: int, row: str, one: Answer, other: Answer, most: 
     return Seen(check, trial, row, one, other, length, first)
 
 
+def seeded(requests: Sequence[Request], number: int) -> list[Request]:
+    """The requests of trial `number`: the next one first, its siblings after it, seeds that no other trial has."""
+    first = number % len(requests)
+    turned = [*requests[first:], *requests[:first]]
+    stride = max(
+        1000, 3 * _shift(requests)
+    )  # a trial asks with its seeds, and with them shifted once and twice
+    return [r.replace(seed=stride * (number + 1) + place) for place, r in enumerate(turned)]
+
+
+def _shift(requests: Sequence[Request]) -> int:
+    """How far to other seeds, that none of the requests has."""
+    return max(100, len(requests))
+
+
 class Trial:
     """One request asked alone and in company.
 
@@ -41,7 +56,7 @@ class Trial:
     ----------
     target : Target
     batch : sequence of Request
-        The request that is looked at, then its siblings; seeded, each seed and id once.
+        The request that is looked at, then its siblings; ids once, seeds as from `seeded`.
     number : int
     """
 
@@ -49,6 +64,7 @@ class Trial:
         self.target, self.number = target, number
         self.mine, *self.others = batch
         self.batch = list(batch)
+        self._shifts = _shift(batch), 2 * _shift(batch)
 
     # Checks, and what asks for them
     STEPS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -116,12 +132,12 @@ class Trial:
             yield self._pair("order", one, other, request.id)
 
     def sibling_seeds(self) -> Iterator[Seen]:
-        for shift in (100, 200):
+        for shift in self._shifts:
             changed = [self.mine, *(r.replace(seed=(r.seed or 0) + shift) for r in self.others)]
             yield self._pair("sibling_seeds", self.among, self._mine(changed))
 
     def own_seed(self) -> Iterator[Seen]:
-        for shift in (100, 200):
+        for shift in self._shifts:
             changed = [self.mine.replace(seed=(self.mine.seed or 0) + shift), *self.others]
             yield self._pair("own_seed", self.among, self._mine(changed))
 
