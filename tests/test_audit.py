@@ -629,7 +629,7 @@ def test_a_server_that_hangs_half_way_is_given_up(tiny):
 
     def answer(body):
         asked.append(body["seed"])
-        if len(asked) > 4:
+        if len(asked) > 4 and "quick" not in body:
             time.sleep(10)
         return 200, {"choices": [{"index": 0, "text": f"abc{body['seed']}"}]}
 
@@ -638,6 +638,9 @@ def test_a_server_that_hangs_half_way_is_given_up(tiny):
     assert "no answer within 0.3 s" in found.check("answered").sentence
     assert "given up: 3 times in a row" in found.check("choices").reason
     assert len(asked) < 20  # of about a hundred
+    assert any("may not have been alone" in note for note in found.notes)
+    quick = tk.audit(serve(answer=lambda body: answer(body | {"quick": True})), model="x", **ONCE)
+    assert quick.complete and not any("may not have been alone" in note for note in quick.notes)
 
 
 def test_a_body_that_comes_byte_by_byte_has_a_deadline_too():

@@ -50,8 +50,8 @@ class Audit:
     checks : tuple of Check
         Those with `promise` are about seeded requests; the others lie beside.
     diagnosis : tuple of Cause
-        Likely causes of what is broken, in the promise or beside it. Empty where nothing is, and where nothing
-        points to a cause: `answered`, `choices` and `own_seed` alone don't.
+        Likely causes of what is broken, in the promise or beside it. Empty where nothing is, and where
+        nothing points to a cause: `answered`, `choices` and `own_seed` alone don't.
     notes : tuple of str
         What to know of how it was asked.
     complete : bool

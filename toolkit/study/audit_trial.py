@@ -35,12 +35,10 @@ def compare(check: str, trial: int, row: str, one: Answer, other: Answer, most: 
 
 
 def seeded(requests: Sequence[Request], number: int) -> list[Request]:
-    """The requests of trial `number`: the next one first, its siblings after it, seeds that no other trial has."""
+    """A trial's requests: the next one first, its siblings after it, with seeds that no other trial has."""
     first = number % len(requests)
     turned = [*requests[first:], *requests[:first]]
-    stride = max(
-        1000, 3 * _shift(requests)
-    )  # a trial asks with its seeds, and with them shifted once and twice
+    stride = max(1000, 3 * _shift(requests))  # a trial also shifts its seeds, once and twice
     return [r.replace(seed=stride * (number + 1) + place) for place, r in enumerate(turned)]
 
 

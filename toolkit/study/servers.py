@@ -1,7 +1,8 @@
 """Servers: a target behind OpenAI's `/v1/completions`, asked with `httpx` from one thread a request.
 
-A server makes its batches by timing, so requests of a batch go out together, in order, a moment apart. Every
-request has a deadline from first to last byte. How a server wants to be asked for logprobs is found out once.
+A server makes its batches by timing, so requests of a batch go out together, in order, a moment apart. They
+have one deadline, counted from the last one's start; what is late then is abandoned, though the server may go
+on with it. How a server wants to be asked for logprobs is found out once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ServerTarget(Target):
         A key in TOOLKIT_API_KEY is sent along.
     model : str
     timeout : float
-        Seconds for one request.
+        Seconds for the requests of a batch, from the last one's start to the last byte.
     """
 
     kind = "server"
@@ -79,6 +80,7 @@ class ServerTarget(Target):
             limits=httpx.Limits(max_connections=None),
         )
         self._logprobs: tuple[int | None, ...] = (1, True, None)  # those that may still be right
+        self._abandoned = False
         self._alone: list[float] = []  # seconds a token; together, of all their tokens
         self._together: list[float] = []
 
@@ -147,7 +149,7 @@ class ServerTarget(Target):
 
     def _late(self) -> Unanswered:
         late = Unanswered(f"{self.url}: no answer within {self.timeout:g} s")
-        late.late = True
+        late.late = self._abandoned = True
         return late
 
     def _step(self) -> float:
@@ -235,6 +237,9 @@ class ServerTarget(Target):
         if self._alone and self._together and median(self._together) > 0.75 * median(self._alone):
             told.append("Seeded requests sent together took as long as one after the other, so it probably "
                         "does not batch them.")  # fmt: skip
+        if self._abandoned:
+            told.append("Some answers did not come in time. The server may have gone on with those requests, "
+                        "so what was asked alone after them may not have been alone.")  # fmt: skip
         if self.unit == "character":
             told.append("It reports no tokens, so characters of the text are compared, and no logprobs.")
         return told
