@@ -22,6 +22,7 @@ import toolkit as tk
 from toolkit import backend
 from toolkit.cli import main
 from toolkit.cli import sweep as commands
+from toolkit.study import cells
 from toolkit.view import figure
 
 ROOT = Path(__file__).parents[1]
@@ -486,8 +487,59 @@ def test_an_out_that_cannot_be_used_is_refused_before_anything_runs(tmp_path):
     next(kept.glob("cell-*")).write_text("{")
     with pytest.raises(ValueError, match="is not this cell's table; delete the file"):
         quiet(square, {"x": [1]}, out=kept)
-    with pytest.raises(ValueError, match="can't be kept; give plain numbers and text"):
-        quiet(lambda x: pd.DataFrame({"what": [object()]}), {"x": [1]}, out=tmp_path / "odd")
+
+
+def test_a_table_that_cannot_be_kept_costs_its_own_cell(tmp_path):
+    def study(x):
+        odd = {
+            2: pd.DataFrame({"y": [pd.Timestamp(2020, 1, 1)]}),
+            3: pd.DataFrame({"y": [object()]}),
+            4: pd.DataFrame([[1, 2]], columns=["y", "y"]),
+            5: pd.DataFrame([[1, 2]], columns=["x", "x"]),
+        }
+        return odd.get(x, {"y": x})
+
+    made = quiet(study, {"x": range(1, 7)}, out=tmp_path / "cells")
+    assert made.to_frame()["y"].tolist() == [1, 6]
+    lines = made.failed["error"].tolist()
+    assert all("can't be kept; give plain numbers and text" in line for line in lines[:2])
+    assert lines[2:] == [
+        f"ValueError: the study's table has two columns {c}; give each its own name" for c in "yx"
+    ]
+    assert quiet(study, {"x": [2]}).ok  # without out= a date is as good as a number
+    assert quiet(study, {"x": range(1, 7)}, out=tmp_path / "cells").failed.equals(made.failed)
+
+
+def test_a_study_with_a_name_that_is_not_there_yet_can_be_kept(tmp_path):
+    def study(x):
+        return {"y": later if x > 1 else 0}
+
+    made = quiet(study, {"x": [1, 2]}, out=tmp_path / "cells")
+    assert "NameError" in made.failed["error"].item()
+    cells.portable(study, [{"x": 1}])  # as before cells are sent to engines
+    later = 3
+    with pytest.raises(ValueError, match="code or settings of the study"):
+        quiet(study, {"x": [1, 2]}, out=tmp_path / "cells")
+
+
+@pytest.mark.parametrize("name", ["cells", "t.csv"])
+def test_a_study_that_was_mended_before_it_had_a_cell_may_use_the_same_place(tmp_path, name):
+    out = tmp_path / name
+
+    def study(x):
+        return 1 / 0
+
+    assert not quiet(study, {"x": [1, 2]}, out=out).ok
+    assert [p.name for p in tmp_path.iterdir()] == (["cells"] if name == "cells" else [])
+    with pytest.raises(ValueError, match="a column x of its own"):
+        quiet(lambda x: {"x": -x}, {"x": [1]}, out=out)
+    assert [p.name for p in tmp_path.iterdir()] == (["cells"] if name == "cells" else [])
+    with pytest.warns(UserWarning, match="interrupted: 0 of 1 cells are there$"):
+        quiet(interrupting(square, 0), {"x": [1]}, out=out)
+    assert quiet(square, {"x": [1, 2]}, out=out).ok
+    if name == "cells":
+        with pytest.raises(ValueError, match="holds cells of another sweep"):  # now it has some
+            quiet(study, {"x": [1, 2]}, out=out)
 
 
 def test_what_is_kept_comes_back_with_its_types_and_bits(tmp_path):

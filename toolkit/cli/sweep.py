@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
@@ -99,9 +100,10 @@ def sweep(args: argparse.Namespace) -> int:
         warnings.filterwarnings("ignore", message="interrupted: ")
         made = ask(study, grid, executor, out=args.out, progress=sys.stderr.isatty())
     if len(made.missing):
-        kept = f"; they are kept in {args.out}.cells, and the same command goes on" if args.out else ""
+        left = bool(args.out) and Path(f"{args.out}.cells").is_dir()
+        kept = f"; they are kept in {args.out}.cells, and the same command goes on" if left else ""
         done = len(points) - len(made.missing)
-        say(f"interrupted: {done} of {len(points)} cells are done{kept if done else ''}")
+        say(f"interrupted: {done} of {len(points)} cells are done{kept}")
         return 130
     _told(args, made, list(grid))
     for line in made.failed.to_dict("records"):

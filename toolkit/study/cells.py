@@ -182,6 +182,9 @@ def _table(result: Any) -> pd.DataFrame:
     if not isinstance(result, pd.DataFrame):
         rule = "must return a result with to_frame(), a DataFrame, or a dict of scalars"
         raise ValueError(f"the study returned {show(result)}: it {rule}")
+    if not result.columns.is_unique:
+        twice = ", ".join(dict.fromkeys(map(str, result.columns[result.columns.duplicated()])))
+        raise ValueError(f"the study's table has two columns {twice}; give each its own name")
     return result.reset_index(drop=True)
 
 

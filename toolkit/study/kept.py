@@ -54,14 +54,20 @@ class Kept:
             "stream": noise.STREAM,
         }
         if (path / _ABOUT).is_file():
-            self._same(about)
+            if not self.empty:
+                self._same(about)
         elif path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ValueError(f"out={path}: has no sweep's cells in it; name a new directory or an empty one")
         elif not path.parent.is_dir():
             raise ValueError(f"out={path}: there is no directory {path.parent}; make it first")
-        else:
-            path.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=True)
+        if self.empty:  # of a study that was mended before it had a cell, too
             files.write(path / _ABOUT, json.dumps(about, indent=1, sort_keys=True).encode())
+
+    @property
+    def empty(self) -> bool:
+        """Whether no cell is there."""
+        return next(self.path.glob("cell-*.json"), None) is None
 
     def get(self, point: grids.Combination) -> pd.DataFrame | None:
         """A combination's table, if it's there."""
@@ -77,9 +83,15 @@ class Kept:
         raise ValueError(f"{file}: is not this cell's table; delete the file, and the cell runs again")
 
     def put(self, point: grids.Combination, frame: pd.DataFrame) -> None:
-        """Keep a combination's table."""
-        columns = [[name, str(frame[name].dtype), _values(frame[name])] for name in frame]
+        """Keep a combination's table.
+
+        Raises
+        ------
+        ValueError
+            One line: it would not come back as it is.
+        """
         try:
+            columns = [[name, str(frame[name].dtype), _values(frame[name])] for name in frame]
             data = json.dumps({"combination": grids.text(point), "columns": columns}, default=grids.plain)
             whole = _frame(json.loads(data)["columns"]).equals(frame)
         except (TypeError, ValueError):

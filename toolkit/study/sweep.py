@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from .. import backend, files
-from ..fields import show
+from ..fields import one_line, show
 from . import cells, grids
 from .kept import Kept, name_of
 
@@ -177,12 +177,15 @@ def sweep(
                 if outcome.frame is not None:
                     _joined([points[k]], [outcome.frame], list(points[k]))  # a clash is told at once
                     if _compare(outcome.machine, machines) and kept:
-                        kept.put(points[k], outcome.frame)
+                        outcome = _kept(kept, points[k], outcome)
                 outcomes[k] = outcome
                 bar.update()
     except KeyboardInterrupt:
-        where = f"; they are kept in {kept.path}" if kept else ""
+        where = f"; they are kept in {kept.path}" if kept and not kept.empty else ""
         warnings.warn(f"interrupted: {len(outcomes)} of {total} cells are there{where}", stacklevel=2)
+    finally:
+        if file and kept and kept.empty:
+            kept.remove()
     made = Sweep(name, points, outcomes)
     if file and len(outcomes) == total > len(made.failed):
         files.write(file, files.table(_flat(made.to_frame()), file.suffix))
@@ -206,6 +209,16 @@ def _places(
     if file:
         files.check("out", str(file))
     return Kept(path.with_name(path.name + ".cells") if file else path, study, list(points[0])), file
+
+
+def _kept(kept: Kept, point: grids.Combination, outcome: cells.Outcome) -> cells.Outcome:
+    """A cell that is kept, or failed because its table can't be."""
+    assert outcome.frame is not None
+    try:
+        kept.put(point, outcome.frame)
+        return outcome
+    except ValueError as error:
+        return cells.Outcome(None, one_line(f"ValueError: {error}"))
 
 
 def _joined(
@@ -280,8 +293,8 @@ def _compare(machine: Mapping[str, str | int] | None, known: set[str]) -> bool:
         differ = ", ".join(f"{k}: {machine.get(k)}, here {here.get(k)}" for k in {**here, **machine}
                            if machine.get(k) != here.get(k))  # fmt: skip
         warnings.warn(
-            "an engine computes otherwise than this process, in last bits perhaps; out= keeps none of its cells "
-            f"({differ})",
+            "an engine computes otherwise than this process, in last bits perhaps; "
+            f"out= keeps none of its cells ({differ})",
             stacklevel=3,
         )
     return False
