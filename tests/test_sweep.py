@@ -24,6 +24,7 @@ from toolkit.cli import main
 from toolkit.cli import sweep as commands
 from toolkit.study import cells
 from toolkit.view import figure
+from toolkit.view.sweep_explorer import SweepExplorer
 
 ROOT = Path(__file__).parents[1]
 A = tk.Request("The children were playing with a", id="a", seed=7)
@@ -270,6 +271,34 @@ def test_the_chart_has_a_point_for_each_combination():
         made.chart("text")
     with pytest.raises(ValueError, match='x="seed": must be one of policy, temperature'):
         made.chart("token", x="seed")
+
+
+@pytest.mark.parametrize("name", ["size", "value", "observations", "mean", "across", "series", "index"])
+def test_a_chart_takes_parameters_of_any_name(name):
+    def study(other, **point):
+        return {"y": point[name] * other, "none": math.nan, "some": math.nan if other == 1 else 1.0}
+
+    made = quiet(study, {name: [1, 2], "other": [1, 2]})
+    for x, color in ((name, "other"), ("other", name)):
+        points = figure.named_data(figure.spec(made.chart("y", x=x, color=color)))["cells"]
+        assert {(p["across"], p["series"]): p["value"] for p in points} == {
+            (1, "1"): 1, (1, "2"): 2, (2, "1"): 2, (2, "2"): 4}  # fmt: skip
+    with pytest.raises(ValueError, match=rf'color="{name}": must be another parameter than x') as error:
+        made.chart("y", x=name, color=name)
+    assert "\n" not in str(error.value)
+    for draw in (made.chart, explored(made, name)):
+        with pytest.raises(ValueError, match='y="none": has no number in it; draw another column'):
+            draw("none")
+    assert len(figure.named_data(figure.spec(made.chart("some", x=name)))["cells"]) == 4
+    assert explored(made, name)("y") == f"4 points: from 1 at {name} 1, other 1 to 4 at {name} 2, other 2."
+    assert explored(made, name)("some").startswith("4 points: from 1 at")
+
+
+def explored(made, x):
+    def draw(y):
+        return SweepExplorer(made, y=y, x=x, names=[x, "other"]).words
+
+    return draw
 
 
 # Kept

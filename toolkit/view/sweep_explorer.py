@@ -9,11 +9,10 @@ import pandas as pd
 
 from ..study.sweep import Sweep
 from .explorer import Explorer, choice
-from .sweeps import sweep, sweep_data
+from .sweeps import HOW, sweep, sweep_data
 from .theme import Chart
 
 NOTHING = "(nothing)"
-HOW = ("mean", "max", "min", "sum", "nunique")
 
 
 class SweepExplorer(Explorer):
@@ -35,7 +34,7 @@ class SweepExplorer(Explorer):
         self.frame = made.to_frame()
         columns = [c for c in self.frame if c not in names]
         self.y = choice("Value", columns, y)
-        self.how = choice("Of its rows", HOW, how)
+        self.how = choice("Of its rows", list(HOW), how)
         self.x = choice("Along", list(names), x)
         other = next((name for name in names if name != x), NOTHING)
         self.lines = choice("Lines", [NOTHING, *names], other)
@@ -48,7 +47,8 @@ class SweepExplorer(Explorer):
         points: pd.DataFrame = sweep_data(self.frame, y, x, color, how)
         least, most = points.loc[points["value"].idxmin()], points.loc[points["value"].idxmax()]
         where = [
-            ", ".join(f"{name} {p[name]}" for name in (x, *([color] if color else []))) for p in (least, most)
+            ", ".join(f"{name} {p[axis]}" for name, axis in ((x, "across"), (color, "series")) if name)
+            for p in (least, most)
         ]
         words = (
             f"{len(points)} points: from {least['value']:g} at {where[0]} to {most['value']:g} at {where[1]}."

@@ -4,33 +4,47 @@ from numbers import Real
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from .theme import PALETTE, Chart, finish, named
 
-_HOW = {"mean": "mean", "max": "largest", "min": "least", "sum": "sum of", "nunique": "distinct values of"}
+HOW = {"mean": "mean", "max": "largest", "min": "least", "sum": "sum of", "nunique": "distinct values of"}
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke"]
 
 
 def sweep_data(frame: pd.DataFrame, y: str, x: str, color: str | None, how: str = "mean") -> pd.DataFrame:
-    """One row a point: the grid's parameters, `value` (four significant digits) and `observations`."""
-    if how not in _HOW:
-        raise ValueError(f'how="{how}": must be one of {", ".join(_HOW)}')
+    """One row a point: `across` and `series` (x and color), `value` (four digits), `observations`.
+
+    Raises
+    ------
+    ValueError
+        One line: an unknown `how`, one parameter for both, no numbers, or none that is defined.
+    """
+    if color == x:
+        raise ValueError(f'color="{color}": must be another parameter than x; leave it out for one line')
+    if how not in HOW:
+        raise ValueError(f'how="{how}": must be one of {", ".join(HOW)}')
     numbers = y in frame and (how == "nunique" or pd.api.types.is_numeric_dtype(frame[y]))
     if not numbers:
         fit = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name])]
         raise ValueError(f'y="{y}": must be a column of numbers: {", ".join(fit) or "there is none"}')
-    by = [x] + ([color] if color else [])
+    # Names of its own: a grid's may be words that grouping or a picture has already.
+    by = {"across": x} | ({"series": color} if color else {})
     # Parameters as they come: what can't be hashed or compared is told apart by its text.
-    given = {name: frame[name].tolist() for name in by}
-    numeric = all(isinstance(v, Real) and not isinstance(v, bool) for v in given[x])
+    given = {axis: frame[name].tolist() for axis, name in by.items()}
+    numeric = all(isinstance(v, Real) and not isinstance(v, bool) for v in given["across"])
     keys = pd.DataFrame(
-        {name: v if name == x and numeric else [str(one) for one in v] for name, v in given.items()}
+        {axis: v if axis == "across" and numeric else [str(one) for one in v] for axis, v in given.items()}
     )
-    table = keys.assign(value=frame[y].tolist())
-    made = table.groupby(by, sort=False, dropna=False)["value"].agg([how, "size"]).reset_index()
+    values = frame[y].tolist() if how == "nunique" else frame[y].to_numpy("float64", na_value=np.nan)
+    table = keys.assign(value=values)
+    made = table.groupby(list(by), sort=False, dropna=False)["value"].agg([how, "size"]).reset_index()
     made = made.rename(columns={how: "value", "size": "observations"})
-    return made.assign(value=[float(f"{float(v):.4g}") for v in made["value"]])
+    made = made.assign(value=[float(f"{float(v):.4g}") for v in made["value"]])
+    if made["value"].isna().all():
+        raise ValueError(f'y="{y}": has no number in it; draw another column')
+    return made
 
 
 def sweep(
@@ -55,17 +69,15 @@ def sweep(
         What a point is of its rows.
     """
     data = sweep_data(frame, y, x, color, how)
-    numeric = pd.api.types.is_numeric_dtype(data[x])
-    kind, order = ("Q", None) if numeric else ("N", list(dict.fromkeys(data[x])))
-    # Names that hold a dot or a bracket would be read as a path.
-    data = data.rename(columns={x: "across"} | ({color: "series"} if color else {}))
+    numeric = pd.api.types.is_numeric_dtype(data["across"])
+    kind, order = ("Q", None) if numeric else ("N", list(dict.fromkeys(data["across"])))
     scale = alt.Scale(zero=False)
     across = (
         alt.X(f"across:{kind}", title=x, scale=scale)
         if numeric
         else alt.X("across:N", title=x, sort=order, axis=alt.Axis(labelAngle=0))
     )
-    says = f"{_HOW[how]} {y}"
+    says = f"{HOW[how]} {y}"
     base = alt.Chart(named("cells", data)).encode(
         x=across, y=alt.Y("value:Q", title=says, scale=scale, axis=alt.Axis(grid=True))
     )
