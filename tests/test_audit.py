@@ -258,6 +258,20 @@ def test_one_token_that_a_siblings_seed_gives_too_is_no_overwritten_seed(tiny):
     assert causes(tk.audit(engine(tiny, "global"), tokens=6, **how))[0] == "last seed wins"
 
 
+def test_one_trial_of_many_is_not_enough_for_a_siblings_seed(tiny):
+    def swaps_in(trials):
+        def target(requests):
+            if any((r.seed or 0) // 1000 - 1 in trials for r in requests):
+                return swaps_seeds(tiny, requests)
+            return keyed(tiny, requests, policy="reseed")
+
+        return target
+
+    how = {"trials": 4, "tokens": 4}
+    assert causes(tk.audit(swaps_in({0}), **how))[0] == "leak of siblings' seeds"
+    assert causes(tk.audit(swaps_in({0, 1}), **how))[0] == "seeds go to the wrong rows"
+
+
 def test_what_siblings_seeds_do_is_not_claimed_where_it_was_not_testable(tiny):
     def refuses_other_seeds(requests):
         if any(100 <= (r.seed or 0) % 1000 < 300 for r in requests):

@@ -181,7 +181,7 @@ def _audit(parser: _Parser) -> None:
     parser.option("--prompts", "FILE", "requests to ask with, as JSON lines (four of its own)")
     parser.option("--trials", "N", "rounds, each with other seeds (%(default)s)", type=int, default=3)
     parser.option("--tokens", "N", "length of each answer (%(default)s)", type=int, default=8)
-    parser.option("--timeout", "S", "seconds for one request (%(default)g)", type=float, default=60.0)
+    parser.option("--timeout", "S", "seconds to wait for an answer (%(default)g)", type=float, default=60.0)
     parser.add_argument(
         "--strict", action="store_true", help="exit 1 also where something beside the promise is broken"
     )

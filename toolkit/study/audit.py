@@ -196,7 +196,7 @@ def audit(
     rules = Rules("")
     rules.integer("trials", trials, 1, 1000, "the default is 3")
     rules.integer("tokens", tokens, 2, 100_000, "the default is 8")
-    rules.number("timeout", timeout, 0, 86_400, "(", "seconds for one request")
+    rules.number("timeout", timeout, 0, 86_400, "(", "seconds to wait for an answer")
     asked = _prepared(requests, tokens)
     whom = target_of(target, model, timeout)
     try:
