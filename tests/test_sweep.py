@@ -184,6 +184,11 @@ def test_a_grid_is_a_product_or_a_list_and_values_may_be_of_any_kind():
     assert math.isnan(nan["x"][0])
     kinds = quiet(lambda x: {"kind": type(x).__name__}, {"x": [1, 1.0, True, "1"]}).to_frame()
     assert kinds["kind"].tolist() == ["int", "float", "bool", "str"]  # equal to Python, not to a grid
+    keys = [{1: 2}, {"1": 2}, {True: 2}, {None: 2}, {"null": 2}, {(1, "a"): 2}, {1: 2, "1": 2}, {"a": {1: 2}}]
+    texts = quiet(lambda x: {"n": len(x)}, {"x": [*keys, {"a": {"1": 2}}]})  # one twice would be refused
+    assert texts.to_frame()["n"].tolist() == [1] * 6 + [2, 1, 1]
+    with pytest.raises(ValueError, match="is there twice"):
+        quiet(lambda x: {}, {"x": [{1: 2, "b": 3}, {"b": 3, 1: 2}]})
     assert quiet(lambda r: {"id": r.id}, {"r": [A, B]}).to_frame()["id"].tolist() == ["a", "b"]
 
 

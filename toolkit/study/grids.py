@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from inspect import signature
 from typing import Any
@@ -71,9 +72,22 @@ def accepted(study: Callable[..., Any], points: Iterable[Combination]) -> None:
 def text(value: Any) -> str:
     """A value as text, equal for equal values of one type."""
     try:
-        return json.dumps(value, default=_other, sort_keys=True)
-    except (TypeError, ValueError):  # a dict whose keys JSON hasn't, or that holds itself
+        return json.dumps(_keyed(value), default=lambda v: _keyed(_other(v)), sort_keys=True)
+    except (TypeError, ValueError, RecursionError):  # it holds itself
         return repr(value)
+
+
+def _keyed(value: Any) -> Any:
+    """A value whose dicts tell the key 1 from "1", for which JSON has one word."""
+    if isinstance(value, list | tuple):
+        return [_keyed(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if all(isinstance(key, str) for key in value):
+        return {key: _keyed(one) for key, one in value.items()}
+    return {
+        "(pairs)": sorted(([text(key), _keyed(one)] for key, one in value.items()), key=lambda pair: pair[0])
+    }
 
 
 def lasts(value: Any) -> bool:
@@ -112,8 +126,8 @@ def plain(value: Any) -> Any:
 
 def _other(value: Any) -> Any:
     """What JSON has no word for."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
+    with suppress(TypeError):
+        return plain(value)
     if isinstance(value, set | frozenset):  # their order changes from process to process
         return sorted(map(text, value))
     if type(value).__eq__ is object.__eq__:  # two that say the same need not be the same
