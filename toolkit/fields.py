@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["INT32", "Rules", "one_line", "refusal", "show"]
+__all__ = ["INT32", "Rules", "interrupted", "one_line", "refusal", "show"]
 
 INT32 = 2**31 - 1
 _MOST_BIAS = 10_000.0
@@ -43,6 +43,13 @@ def one_line(text: str) -> str:
     """Somebody else's words on one line that any terminal can print, cut where they are long."""
     text = " ".join(text[:1000].split())[:300]
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def interrupted(error: BaseException | None) -> bool:
+    """Whether an interrupt lies behind an error: it may strike in the middle of anything."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import backend
+from ..fields import interrupted
 from .output import say
 from .parser import parse
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return 141
     except Exception as error:
-        if _interrupted(error):
+        if interrupted(error):
             say("interrupted; nothing was written")
             return 130
         if os.environ.get("TOOLKIT_TRACEBACK") or not isinstance(error, ValueError | OSError):
@@ -67,13 +68,6 @@ def _run(argv: Sequence[str] | None) -> int:
     module, _, function = args.command.partition(":")
     command: Callable[[argparse.Namespace], int] = getattr(import_module(f".{module}", __name__), function)
     return command(args)
-
-
-def _interrupted(error: BaseException | None) -> bool:
-    """Whether an interrupt lies behind an error: it may strike in the middle of anything."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _message(error: ValueError | OSError) -> str:

@@ -15,7 +15,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from .. import backend
-from ..fields import one_line, show
+from ..fields import interrupted, one_line, show
 from ..models import Model
 from . import told
 from .grids import Combination
@@ -81,7 +81,7 @@ def cell(study: Study, point: Combination) -> pd.DataFrame:
         try:
             return _table(study(**point))
         except Exception as error:
-            if _interrupted(error):
+            if interrupted(error):
                 raise KeyboardInterrupt from None
             raise
 
@@ -186,12 +186,6 @@ def _table(result: Any) -> pd.DataFrame:
         twice = ", ".join(dict.fromkeys(map(str, result.columns[result.columns.duplicated()])))
         raise ValueError(f"the study's table has two columns {twice}; give each its own name")
     return result.reset_index(drop=True)
-
-
-def _interrupted(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _line(name: str, words: str) -> str:
