@@ -170,6 +170,15 @@ def audited() -> tuple[pd.DataFrame, pd.DataFrame]:
     return frame, pd.DataFrame(lines, columns=["name", "verdict", "expects", "promise"])
 
 
+def swept() -> pd.DataFrame:
+    """As `Sweep.to_frame()` gives: two policies, three temperatures, four seeds each."""
+    lines = []
+    for policy in ("global", "keyed"):
+        for k, temperature in enumerate((0.4, 0.7, 1.0)):
+            lines += [(policy, temperature, s, 100 + (policy == "keyed") * (s % (k + 2))) for s in range(4)]
+    return pd.DataFrame(lines, columns=["policy", "temperature", "seed", "token"])
+
+
 def all_charts() -> dict[str, alt.TopLevelMixin]:
     return {
         "first_tokens": charts.first_tokens(distribution(), observed()),
@@ -188,4 +197,6 @@ def all_charts() -> dict[str, alt.TopLevelMixin]:
         "margins": charts.margins(tokens(), drift=1e-3),
         "margins_alone": charts.margins(tokens()),
         "audit": charts.audit(*audited()),
+        "sweep": charts.sweep(swept(), y="token", how="nunique", x="temperature", color="policy"),
+        "sweep_alone": charts.sweep(swept(), y="token", x="policy"),
     }

@@ -12,6 +12,7 @@ from .company import company, company_data
 from .drifts import drift, margins
 from .plans import plan, plan_data
 from .seeds import first_tokens, first_tokens_data, reading, seed_matrix, seed_matrix_data
+from .sweeps import sweep, sweep_data
 from .timeline import timeline
 
 __all__ = [
@@ -35,5 +36,7 @@ __all__ = [
     "seed_matrix",
     "seed_matrix_data",
     "stages",
+    "sweep",
+    "sweep_data",
     "timeline",
 ]
