@@ -23,7 +23,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import toolkit as tk
-from toolkit.cli import main
+from toolkit.cli import main, output
 from toolkit.study import audit_checks, targets
 from toolkit.view import figure
 
@@ -726,6 +726,59 @@ def test_what_no_server_can_be_asked_is_refused():
         tk.audit("http://127.0.0.1:1")
     with pytest.raises(ValueError, match=r"typical_p .*/v1/completions has no such field"):
         tk.audit("http://127.0.0.1:1", model="x", requests=[tk.Request("x", typical_p=0.5)])
+
+
+def test_what_the_environment_can_not_mean_is_one_line_without_the_secret(monkeypatch):
+    monkeypatch.setenv("TOOLKIT_API_KEY", "sk-\u00e4-secret")
+    with pytest.raises(ValueError, match=r"^TOOLKIT_API_KEY: must be printable ASCII; set it again$"):
+        tk.audit("http://127.0.0.1:1", model="x")
+    keys = []
+
+    class Keyed(Handler):
+        def answer(self, body):
+            keys.append(self.headers["Authorization"])
+            return 401, {"error": "no"}
+
+    server = Quiet(("127.0.0.1", 0), Keyed)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("TOOLKIT_API_KEY", "sk-secret\r\n")  # as a file's last line gives it
+    with pytest.raises(OSError, match="HTTP 401: no"):
+        tk.audit(f"http://127.0.0.1:{server.server_port}", model="x")
+    assert set(keys) == {"Bearer sk-secret"}
+    monkeypatch.setenv("ALL_PROXY", "bogus://x")
+    with pytest.raises(ValueError, match=r"^HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: .*bogus.*; unset it$"):
+        tk.audit("http://example.invalid", model="x")
+
+
+def test_text_that_no_file_takes_and_tokens_without_a_name_are_borne(tiny, tmp_path):
+    def answer(body):
+        steps = [{"logprob": -1.0}] * 3  # no token's name or id
+        text = f"\ud800{body.get('seed')}"
+        return 200, {"choices": [{"index": 0, "text": text, "logprobs": {"content": steps}}]}
+
+    found = tk.audit(serve(answer=answer), model="x", trials=1)
+    assert found.unit == "character" and found.check("every_token").verdict == "kept"
+    found.to_frame().to_csv(tmp_path / "pairs.csv")
+    json.dumps(found.to_json(), ensure_ascii=False).encode()
+    with pytest.raises(OSError, match="no completions in it"):
+        tk.audit(serve(answer=lambda body: (200, {"choices": [{"text": ["a"]}]})), model="x")
+
+
+def test_what_is_no_list_of_requests_is_one_line(tiny):
+    for given in (tk.Request("x"), "x", 5):
+        with pytest.raises(ValueError, match=r"^requests=.*: must be a list of Request$"):
+            tk.audit(tk.Engine(tiny), requests=given)
+
+
+def test_a_table_that_can_not_be_written_leaves_the_verdict_on_the_screen(cli, tmp_path, monkeypatch):
+    def full(path, _):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(output, "write_table", full)
+    status, out, err = cli("audit", "--policy", "keyed", "--model", "tiny", "--trials", 1, "--tokens", 2,
+                           "--out", tmp_path / "x.csv")  # fmt: skip
+    assert (status, err) == (1, f"toolkit: {tmp_path / 'x.csv'}: No space left on device\n")
+    assert "The promise to seeded requests is kept." in out
 
 
 def test_without_httpx_one_line_names_the_extra(monkeypatch):

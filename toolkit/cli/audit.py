@@ -44,16 +44,17 @@ def audit(args: argparse.Namespace) -> int:
         found = ask(Engine(model, args.policy, args.forward), **how)
     else:
         found = ask(args.url, model=args.model, **how)
+    # First what was found: a disk may be full.
+    if args.json:
+        output.write(None, output.document(found.to_json()))
+    else:
+        print(_text(found))
     if args.out:
         output.write_table(args.out, found.to_frame())
     if args.chart:
         from ..view import show
 
         show(found.chart()).save(args.chart)
-    if args.json:
-        output.write(None, output.document(found.to_json()))
-    else:
-        print(_text(found))
     if not found.complete:
         output.say("interrupted; the checks say what was found until then")
         return 130

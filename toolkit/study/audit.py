@@ -9,13 +9,13 @@ What is asked is in `audit_trial`, of whom in `targets` and `servers`; verdicts 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from ..fields import Rules
+from ..fields import Rules, show
 from ..requests import Request, check
 from .audit_checks import BROKEN, KEPT, Check, judge
 from .audit_diagnosis import Cause, diagnose
@@ -223,6 +223,8 @@ def askable(request: Request, where: str) -> None:
 
 
 def _prepared(requests: Sequence[Request] | None, tokens: int) -> list[Request]:
+    if isinstance(requests, Request | str) or not isinstance(requests, Iterable | None):
+        raise ValueError(f"requests={show(requests)}: must be a list of Request")
     given = list(requests or ())
     for place, request in enumerate(given):
         if not isinstance(request, Request):

@@ -61,7 +61,7 @@ class ServerTarget(Target):
         if not host or parts.scheme not in ("http", "https"):
             hidden = re.sub(r"^(.*//)?.*@", r"\1", url, flags=re.DOTALL)  # a password is not to be shown
             raise ValueError(f"target={show(hidden)}: must be a base URL like http://127.0.0.1:8080")
-        if not model:
+        if not isinstance(model, str) or not model:
             raise ValueError("model: a server's audit needs the name of the model, as the server calls it")
         # A user and a password go to the server, and nowhere that is shown.
         base = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
@@ -70,15 +70,21 @@ class ServerTarget(Target):
         self.url = base.removesuffix("/completions").removesuffix("/v1") + "/v1/completions"
         self.model, self.timeout = model, timeout
         self._errors = httpx.HTTPError, httpx.InvalidURL
-        key = os.environ.get("TOOLKIT_API_KEY")
+        key = os.environ.get("TOOLKIT_API_KEY", "").strip()
+        if not (key.isascii() and key.isprintable()):  # not shown: it is a secret
+            raise ValueError("TOOLKIT_API_KEY: must be printable ASCII; set it again")
         # A proxy of the environment is for other machines.
-        self._client = httpx.Client(
-            timeout=timeout,
-            auth=(user, password) if user or password else None,
-            trust_env=host not in ("127.0.0.1", "localhost", "::1"),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            limits=httpx.Limits(max_connections=None),
-        )
+        try:
+            self._client = httpx.Client(
+                timeout=timeout,
+                auth=(user, password) if user or password else None,
+                trust_env=host not in ("127.0.0.1", "localhost", "::1"),
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                limits=httpx.Limits(max_connections=None),
+            )
+        except (ImportError, ValueError) as error:  # a proxy that httpx can't use
+            words = one_line(str(error))
+            raise ValueError(f"HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {words}; unset it") from None
         self._logprobs: tuple[int | None, ...] = (1, True, None)  # those that may still be right
         self._abandoned = False
         self._alone: list[float] = []  # seconds a token; together, of all their tokens
@@ -221,12 +227,15 @@ class ServerTarget(Target):
 
     def _answer(self, choice: dict[str, Any]) -> Answer:
         text, told = choice["text"] or "", choice.get("logprobs") or {}
+        if not isinstance(text, str):
+            raise TypeError("text: must be text")
         if told.get("tokens"):  # OpenAI's own form
             return Answer(tuple(told["tokens"]), text, tuple(told.get("token_logprobs") or ()))
         if told.get("content"):  # the form of chats, which mlx-lm's server uses
             steps = told["content"]
             tokens = tuple(step.get("id", step.get("token")) for step in steps)
-            return Answer(tokens, text, tuple(step.get("logprob") for step in steps))
+            if None not in tokens:
+                return Answer(tokens, text, tuple(step.get("logprob") for step in steps))
         if text:
             self.unit = "character"
         return Answer(tuple(text), text)

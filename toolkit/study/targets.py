@@ -27,6 +27,10 @@ class Answer:
     text: str = ""
     logprobs: tuple[float | None, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Half a surrogate pair, which no file and no terminal takes.
+        object.__setattr__(self, "text", self.text.encode("utf-8", "replace").decode())
+
 
 class Unanswered(OSError):
     """A target that gave no answer, and why, in one line."""
