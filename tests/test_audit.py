@@ -764,6 +764,17 @@ def test_text_that_no_file_takes_and_tokens_without_a_name_are_borne(tiny, tmp_p
         tk.audit(serve(answer=lambda body: (200, {"choices": [{"text": ["a"]}]})), model="x")
 
 
+def test_a_function_that_spoils_its_requests_spoils_nobody_elses(tiny):
+    def spoils(requests):
+        done = list(tk.generate(tiny, requests))
+        for request in requests:
+            object.__setattr__(request, "id", "zz")
+            object.__setattr__(request, "seed", 1)
+        return done
+
+    assert tk.audit(spoils, trials=1, tokens=3).ok
+
+
 def test_what_is_no_list_of_requests_is_one_line(tiny):
     for given in (tk.Request("x"), "x", 5):
         with pytest.raises(ValueError, match=r"^requests=.*: must be a list of Request$"):

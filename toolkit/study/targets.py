@@ -7,6 +7,7 @@ asked and remembers what it failed to answer; whether an answer is right is not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +127,7 @@ class CallableTarget(Target):
 
     def _ask(self, requests: Sequence[Request], fail: Fail) -> Answers:
         try:
-            done = list(self.function(list(requests)))
+            done = list(self.function([copy(r) for r in requests]))  # its own, to spoil
         except Exception as error:  # somebody else's code: whatever it raises is the finding
             words = one_line(f"{type(error).__name__}: {error}")
             raise Unanswered(f"target={self.name}: raised {words}") from error
