@@ -2,7 +2,7 @@
 
 What a combination answers doesn't depend on where or when it ran: the table is in the grid's order, and the
 same to the bit from one process or from many. `grids` makes the combinations, `cells` runs them, `kept` keeps
-what is finished.
+what is finished, `told` tells one study from another.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def sweep(
     ------
     ValueError
         One line. Before anything runs: a grid without combinations, names that the study doesn't take, an
-        `out` of another sweep. Later: a column of a grid's name in the study's table, with other values.
+        `out` of another sweep, or a study that holds what can't be told again. Later: a column of a
+        grid's name in the study's table, with other values.
     """
     points = grids.combinations(grid)
     grids.accepted(study, points)
