@@ -942,3 +942,27 @@ def test_an_engine_that_dies_loses_only_the_cell_that_it_ran(engines, tmp_path):
     assert set(made.failed["error"]) <= {"its engine died", "no engine is left to run it"}
     with pytest.raises(ValueError, match="has no engines; start some"):
         quiet(square, {"x": [1]}, engines)
+
+
+def test_what_is_no_study_or_names_no_place_is_one_line_before_anything_runs(tmp_path):
+    ran = []
+
+    def study(a):
+        ran.append(a)
+        return {"v": a}
+
+    for given in (None, 5, "tk"):
+        with pytest.raises(ValueError, match=r"^study=.*: must be a function of the grid's names$"):
+            tk.sweep(given, {"a": [1]}, progress=False)
+    for out in (5, [], True, b"x", "", "x\0y"):
+        with pytest.raises(ValueError, match=r"^out=.*: must name a directory or a file$"):
+            tk.sweep(study, {"a": [1]}, out=out, progress=False)
+    assert not ran and not list(tmp_path.iterdir())
+
+
+def test_a_study_that_exits_costs_its_own_cell():
+    def study(a):
+        return sys.exit(3) if a == 2 else {"v": a}
+
+    made = tk.sweep(study, {"a": [1, 2, 3]}, progress=False)
+    assert made.to_frame()["v"].tolist() == [1, 3] and made.failed["error"].tolist() == ["SystemExit: 3"]

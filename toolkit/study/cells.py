@@ -44,7 +44,7 @@ def run(study: Study, points: Mapping[int, Combination]) -> Outcomes:
     for place, point in points.items():
         try:
             outcome = Outcome(cell(study, point))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # also a study that exits, as on an engine
             outcome = Outcome(None, _line(type(error).__name__, str(error)))
         yield place, outcome
 

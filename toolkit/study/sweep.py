@@ -148,6 +148,8 @@ def sweep(
         `out` of another sweep, or a study that holds what can't be told again. Later: a column of a
         grid's name in the study's table, with other values.
     """
+    if not callable(study):
+        raise ValueError(f"study={show(study)}: must be a function of the grid's names")
     points = grids.combinations(grid)
     grids.accepted(study, points)
     view = cells.view_of(executor) if executor is not None else None
@@ -201,6 +203,8 @@ def _places(
     """Where finished cells are kept, and the file that their table goes to."""
     if out is None:
         return None, None
+    if not isinstance(out, str | os.PathLike) or not str(out) or "\0" in str(out):
+        raise ValueError(f"out={show(out)}: must name a directory or a file")
     for point in points:
         if not grids.lasts(point):
             rule = "only plain values are the same in another run; give names or numbers"
