@@ -4,9 +4,9 @@ Every check has a target that breaks it, so a verdict of "kept" means something.
 """
 
 import base64
+import itertools
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -159,9 +159,12 @@ def logits_by_shape(tiny, requests):
     return keyed(tiny, [r.replace(processors=[lambda tokens, logits: logits + moved]) for r in requests])
 
 
+_TIMES = itertools.count()  # the same ones in every run: with others greedy answers may move too
+
+
 def later_tokens_are_random(tiny, requests):
     """The first token is the seed's; for the later ones logits move, another way each time."""
-    moved = mx.random.normal((tiny.vocab_size,), key=mx.random.key(secrets.randbits(60)))
+    moved = mx.random.normal((tiny.vocab_size,), key=mx.random.key(next(_TIMES)))
     mx.eval(moved)
 
     def move(start):
@@ -215,7 +218,7 @@ def mixes_seeds(tiny, requests):
 
 
 def unseeded_leak(tiny, requests):
-    shift = 0 if all(r.seeded for r in requests) else secrets.randbits(60)
+    shift = 0 if all(r.seeded for r in requests) else 7919 * (1 + next(_TIMES))
     return keyed(tiny, [r.replace(seed=r.seed + shift) if r.seeded else r for r in requests])
 
 
