@@ -1,7 +1,10 @@
 """Models that many tests share, loaded when first asked for. `toolkit` comes first: it binds the BLAS."""
 
+import itertools
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,24 @@ import toolkit as tk
 def tiny() -> "tk.Model":
     """A small llama with random weights and a byte tokenizer, made in milliseconds."""
     return tk.load("tiny")
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that makes a module's function raise KeyboardInterrupt when it is called that many times."""
+
+    def plant(module: str, name: str, call: int) -> None:
+        within = sys.modules[module]  # its package may have a function of that name
+        real, calls = getattr(within, name), itertools.count(1)
+
+        def run(*args: Any) -> Any:
+            if next(calls) == call:
+                raise KeyboardInterrupt
+            return real(*args)
+
+        monkeypatch.setattr(within, name, run)
+
+    return plant
 
 
 @pytest.fixture(scope="session")

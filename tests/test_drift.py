@@ -216,17 +216,8 @@ def test_what_makes_no_sense_is_refused(tiny, compositions, how, message):
         Composition(chunk=-1)
 
 
-def test_interrupted_it_keeps_what_it_has(tiny, monkeypatch):
-    module = sys.modules["toolkit.study.drift"]
-    run, calls = module._run, []
-
-    def interrupted(*args):
-        calls.append(args)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return run(*args)
-
-    monkeypatch.setattr(module, "_run", interrupted)
+def test_interrupted_it_keeps_what_it_has(tiny, interrupted):
+    interrupted("toolkit.study.drift", "_run", 4)
     with pytest.warns(UserWarning, match="interrupted: 2 of 20 runs are there"):
         made = tk.drift(tiny, A, COMPOSITIONS, seeds=range(5), progress=False)
     assert len(made.to_frame()) == 2 and not made.complete

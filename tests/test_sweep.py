@@ -237,17 +237,8 @@ def test_an_interrupt_keeps_what_is_done_and_says_so():
     assert "3 done, 0 failed, 1 not run" in repr(made)
 
 
-def test_a_study_that_catches_the_interrupt_itself_is_interrupted_all_the_same(monkeypatch):
-    drifting = sys.modules["toolkit.study.drift"]  # the package has a function of that name
-    real, runs = drifting._run, []
-
-    def run(*args):
-        runs.append(args)
-        if len(runs) == 5:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    monkeypatch.setattr(drifting, "_run", run)
+def test_a_study_that_catches_the_interrupt_itself_is_interrupted_all_the_same(interrupted):
+    interrupted("toolkit.study.drift", "_run", 5)
     with pytest.warns(UserWarning, match="interrupted: 1 of 3 cells are there"):
         made = quiet(moved, {"amplify": [1.0, 2.0, 3.0]})
     assert list(made.missing["amplify"]) == [2.0, 3.0]

@@ -9,10 +9,6 @@ from playwright.sync_api import Browser, sync_playwright
 from steps import RUN_ALL
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-NO_BROWSER = (
-    "found no browser to drive: put chromium or google-chrome on the PATH (Debian: apt-get install chromium, "
-    "as .ci/run does) and run make unit again"
-)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,7 +16,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "browser" in item.path.parts:
             item.add_marker(pytest.mark.browser)
             if not CHROMIUM:
-                item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
+                item.add_marker(
+                    pytest.mark.skip(
+                        reason="no browser to drive: put chromium or google-chrome on the PATH (Debian: "
+                        "apt-get install chromium, as .ci/run does) and run make unit again"
+                    )
+                )
 
 
 @pytest.fixture(scope="session")

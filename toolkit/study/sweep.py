@@ -10,10 +10,9 @@ from __future__ import annotations
 import html
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from tqdm.auto import tqdm
 
 from .. import backend, files
 from ..fields import one_line, show
-from . import cells, grids
+from . import cells, grids, tables
 from .kept import Kept, name_of
 
 if TYPE_CHECKING:
@@ -50,18 +49,22 @@ class Sweep:
         A column that the study has too, with the very values of the grid, is there once.
         """
         done = {k: o.frame for k, o in sorted(self._outcomes.items()) if o.frame is not None}
-        return _joined([self._points[k] for k in done], list(done.values()), list(self._points[0]))
+        return tables.joined([self._points[k] for k in done], list(done.values()), list(self._points[0]))
 
     @property
     def failed(self) -> pd.DataFrame:
         """One row a combination that failed: the grid's columns, `error`."""
         lines = {k: o.error for k, o in sorted(self._outcomes.items()) if o.frame is None}
-        return _listed([self._points[k] for k in lines], self._points[0]).assign(error=list(lines.values()))
+        return tables.listed([self._points[k] for k in lines], self._points[0]).assign(
+            error=list(lines.values())
+        )
 
     @property
     def missing(self) -> pd.DataFrame:
         """One row a combination that wasn't run, because the sweep was interrupted: the grid's columns."""
-        return _listed([p for k, p in enumerate(self._points) if k not in self._outcomes], self._points[0])
+        return tables.listed(
+            [p for k, p in enumerate(self._points) if k not in self._outcomes], self._points[0]
+        )
 
     @property
     def ok(self) -> bool:
@@ -178,7 +181,7 @@ def sweep(
         ):
             for k, outcome in work:
                 if outcome.frame is not None:
-                    _joined([points[k]], [outcome.frame], list(points[k]))  # a clash is told at once
+                    tables.joined([points[k]], [outcome.frame], list(points[k]))  # a clash is told at once
                     if _compare(outcome.machine, machines) and kept:
                         outcome = _kept(kept, points[k], outcome)
                 outcomes[k] = outcome
@@ -191,7 +194,7 @@ def sweep(
             kept.remove()
     made = Sweep(name, points, outcomes)
     if file and len(outcomes) == total > len(made.failed):
-        files.write(file, files.table(_flat(made.to_frame()), file.suffix))
+        files.write(file, files.table(tables.flat(made.to_frame()), file.suffix))
         if kept and made.ok:
             kept.remove()
     return made
@@ -224,68 +227,6 @@ def _kept(kept: Kept, point: grids.Combination, outcome: cells.Outcome) -> cells
         return outcome
     except ValueError as error:
         return cells.Outcome(None, one_line(f"ValueError: {error}"))
-
-
-def _joined(
-    points: Sequence[grids.Combination], frames: Sequence[pd.DataFrame], names: list[str]
-) -> pd.DataFrame:
-    import pandas as pd
-
-    if not frames:
-        return pd.DataFrame(columns=names)
-    bare = [_without(point, frame) for point, frame in zip(points, frames, strict=True)]
-    some = [frame for frame in bare if len(frame)] or bare[:1]  # an empty table's types would count
-    joined = pd.concat(some, ignore_index=True)
-    lengths = [len(frame) for frame in frames]
-    for place, name in enumerate(names):
-        values = [point[name] for point, many in zip(points, lengths, strict=True) for _ in range(many)]
-        joined.insert(place, name, _column(values))
-    return joined
-
-
-def _without(point: grids.Combination, frame: pd.DataFrame) -> pd.DataFrame:
-    """A study's table without the columns that say the combination again."""
-    for name, value in point.items():
-        if name in frame and not all(_equal(v, value) for v in frame[name].tolist()):
-            seen = next(v for v in frame[name].tolist() if not _equal(v, value))
-            raise ValueError(
-                f"grid: the study's table has a column {name} of its own ({show(seen)} where the grid has "
-                f"{show(value)}); give the study's argument another name"
-            )
-    return frame.drop(columns=[name for name in point if name in frame])
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Real) and isinstance(other, Real) and one == other:
-        return True
-    return grids.text(one) == grids.text(other)
-
-
-def _column(values: list[Any]) -> Any:
-    import pandas as pd
-
-    # Beside None pandas would make floats of integers, and of lists of numbers as it likes.
-    plain = all(isinstance(v, str | bool | int | float) for v in values)
-    return pd.Series(values, dtype=None if plain else object)
-
-
-def _listed(points: Iterable[grids.Combination], names: Iterable[str]) -> pd.DataFrame:
-    import pandas as pd
-
-    points = list(points)
-    return pd.DataFrame({name: _column([point[name] for point in points]) for name in names})
-
-
-def _flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table for a file: columns of mixed or nested values, for which no format has a type, as text."""
-    texts = {}
-    for name in frame:
-        kinds = (
-            {type(v) for v in frame[name].tolist() if v is not None} if frame[name].dtype == object else set()
-        )
-        if len(kinds) > 1 or not kinds <= {str, bool, int, float}:
-            texts[name] = [grids.text(v) for v in frame[name].tolist()]
-    return frame.assign(**texts)
 
 
 def _compare(machine: Mapping[str, str | int] | None, known: set[str]) -> bool:
