@@ -3,8 +3,8 @@
 A packed step feeds a model `[T, 1]` tokens, each a batch row of its own. Everything token-wise then works as
 it is. Two things are not token-wise, and both are reached through the cache list that every mlx-lm model
 hands down: attention (each layer's cache object attends for it) and the output head (only the tokens
-that a step samples from go through). Nothing here computes; `packed` does. On a CPU the layers' gate,
-`swiglu`, is replaced as well, by one with a faster exponential.
+that a step samples from go through). Nothing here computes; `packed` does. Two more are replaced for speed:
+on a CPU the layers' gate, `swiglu`, by one with a faster exponential; on CUDA linear layers (`narrow`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -23,10 +22,14 @@ from mlx_lm.models import activations
 
 from . import fast
 
+if TYPE_CHECKING:
+    from .narrow import Hook
+
 Name = tuple[str, str]
-"""A function by the names of its module and its own."""
+"""A function by the names of its module and its own; a method's with its class's before it."""
 
 ATTENTION, GATE = "scaled_dot_product_attention", "swiglu"
+LINEAR = (nn.Linear.__module__, "Linear.__call__")
 _lock = threading.RLock()
 _users: dict[Name, int] = {}
 _originals: dict[Name, Any] = {}
@@ -62,6 +65,11 @@ def _gate(original, gate, x):
     return original(gate, x) if getattr(_local, "owners", None) is None else fast.swiglu(gate, x)
 
 
+def _linear(original, layer, x):
+    hook = getattr(_local, "linear", None)
+    return original(layer, x) if hook is None else hook(layer, x, original)
+
+
 def functions_of(model: nn.Module, cpu: bool) -> list[Name]:
     """What this model's layers call for attention, and on a CPU for their gate, which is slow there."""
     modules = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
@@ -75,32 +83,47 @@ def functions_of(model: nn.Module, cpu: bool) -> list[Name]:
 
 
 @contextmanager
-def attached(names: list[Name]) -> Iterator[None]:
+def attached(names: list[Name], linear: Hook | None = None) -> Iterator[None]:
     """Within the block, in this thread, attention of these names goes to the cache that keeps the keys, and
-    the gate to `fast`.
+    the gate to `fast`; linear layers go to `linear` if given.
 
     Every other caller, in any other thread, gets what it got before. The modules are restored when the last
     block leaves, on error too.
     """
+    names = names if linear is None else [*names, LINEAR]
     with _lock:
         for name in names:
-            module, function = name
             if not _users.get(name):
-                _originals[name] = getattr(sys.modules[module], function)
-                ours = _dispatch if function == ATTENTION else _gate
-                setattr(sys.modules[module], function, partial(ours, _originals[name]))
+                owner, function = _place(name)
+                _originals[name] = getattr(owner, function)
+                setattr(owner, function, _instead(_originals[name], function))
             _users[name] = _users.get(name, 0) + 1
-    outer = getattr(_local, "owners", None)
-    _local.owners = {}
+    outer = getattr(_local, "owners", None), getattr(_local, "linear", None)
+    _local.owners, _local.linear = {}, linear
     try:
         yield
     finally:
-        _local.owners = outer
+        _local.owners, _local.linear = outer
         with _lock:
             for name in names:
                 _users[name] -= 1
                 if not _users[name]:
-                    setattr(sys.modules[name[0]], name[1], _originals.pop(name))
+                    setattr(*_place(name), _originals.pop(name))
+
+
+def _place(name: Name) -> tuple[Any, str]:
+    """What holds the function, and its name there."""
+    module, (*path, function) = sys.modules[name[0]], name[1].split(".")
+    return (getattr(module, path[0]) if path else module), function
+
+
+def _instead(original: Any, function: str) -> Callable[..., Any]:
+    ours: Any = {ATTENTION: _dispatch, GATE: _gate}.get(function, _linear)
+
+    def call(*args: Any, **options: Any) -> Any:  # a function, so that a class makes a method of it
+        return ours(original, *args, **options)
+
+    return call
 
 
 class Caches(list):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Check", "Verdict", "resolve", "verdict"]
 
-PROBE = 4
+PROBE = 5
 """Raised when the probe or the arithmetic of `attention` changes: older verdicts are not believed."""
 
 _known: dict[Path, Verdict] = {}
@@ -74,6 +74,7 @@ class Verdict:
         s = self.shapes
         rule = f"tile {s.tile}, head {s.head}, block {s.block}, bucket {s.bucket}"
         rule += f" without {', '.join(map(str, s.skip))}" if s.skip else ""
+        rule += f", narrow {s.narrow}" if s.narrow else ""
         return f"Verdict({'holds' if self.holds else 'does not hold'}: {rule})"
 
     def _repr_html_(self) -> str:
@@ -165,7 +166,7 @@ def _read(path: Path, where: dict[str, Any]) -> Verdict | None:
             Check(**c | {"largest": math.nan if c["largest"] is None else c["largest"]})
             for c in kept["checks"]
         )
-        numbers = (shapes.tile, shapes.head, shapes.block, shapes.bucket, *shapes.skip)
+        numbers = (shapes.tile, shapes.head, shapes.block, shapes.bucket, *shapes.skip, 1 + shapes.narrow)
         if kept["where"] != where or not all(type(n) is int and n > 0 for n in numbers):
             return None
         return Verdict(shapes, bool(kept["holds"]) and not any(c.differing for c in checks), checks, where)

@@ -178,7 +178,9 @@ class Step:
             mask = self.mask(i, window, fold, queries.dtype)
             outs.append(attention.attend(q, k, v, mask, scale, sinks, self.shapes.block, self.cpu))
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
-        out = take(out, self.arrays["back"]).reshape(*queries.shape[:3], -1)
+        if "back" in self.arrays:
+            out = take(out, self.arrays["back"])
+        out = out.reshape(*queries.shape[:3], -1)
         if self.eager and layer % LAUNCH == LAUNCH - 1:
             mx.async_eval(out)
         return out

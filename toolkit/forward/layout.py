@@ -95,7 +95,7 @@ def plan(
     Layout
         Its arrays: `q{i}` [rows, queries], the token that each query of group i is, where gathered; `p{i}`
         [rows or 1, queries], its position; `s{i}` [rows], its slot, where gathered; `back` [size], where each
-        token's result lies among all groups' results.
+        token's result lies among all groups' results, unless that is where the token lies.
     """
     single, long = defaultdict(list), []
     for i, span in enumerate(spans):
@@ -135,11 +135,17 @@ def plan(
         token = starts.get(capacity, -1) if queries == 1 else -1
         slot = 0 if whole else pieces[0].slot if rows == 1 and not coarse else -1
         index, where = np.zeros((rows, queries), np.int32), np.zeros((rows, queries), np.int32)
-        for order, p in enumerate(pieces):
-            row = p.slot if whole else order
-            index[row, : p.count] = np.arange(p.token, p.token + p.count)
-            where[row, : p.count] = np.arange(p.position, p.position + p.count)
-            back[p.token : p.token + p.count] = base + row * queries + np.arange(p.count)
+        if queries == 1:
+            lines = np.array([p.slot for p in pieces]) if whole else np.arange(len(pieces))
+            tokens = [p.token for p in pieces]
+            index[lines, 0], where[lines, 0] = tokens, [p.position for p in pieces]
+            back[tokens] = base + lines
+        else:
+            for order, p in enumerate(pieces):
+                row = p.slot if whole else order
+                index[row, : p.count] = np.arange(p.token, p.token + p.count)
+                where[row, : p.count] = np.arange(p.position, p.position + p.count)
+                back[p.token : p.token + p.count] = base + row * queries + np.arange(p.count)
         i = len(groups)
         if queries > 1 and not any(p.position for p in pieces):
             where = np.arange(queries, dtype=np.int32)[None]  # one mask for all
@@ -152,7 +158,8 @@ def plan(
             arrays[f"s{i}"] = gathered
         groups.append(Group(str(capacity), keys, rows, queries, slot, token))
         base += rows * queries
-    arrays["back"] = back
+    if not np.array_equal(back, np.arange(base)):
+        arrays["back"] = back
     return Layout(first, size, tuple(groups), arrays)
 
 

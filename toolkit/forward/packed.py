@@ -8,9 +8,9 @@ row's logits don't depend on its company.
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import count
+from dataclasses import replace
+from itertools import chain, count
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +23,7 @@ from .attach import Caches, attached, functions_of, selecting
 from .kv import KVStore
 from .layers import LayerCache, Step, Tracing, Unpackable
 from .layout import Group, Placed, plan
+from .narrow import TILE, Linears, Readers
 from .selfcheck import agrees, allowance
 from .shapes import Shapes, round_up
 from .spans import Span
@@ -53,7 +54,9 @@ class PackedForward:
         self.view = selecting(model.module)
         self.names = functions_of(model.module, self.cpu)
         self.apart: set[int] = set()
-        traced = self._discover()
+        readers = Readers()
+        traced = self._discover(readers)
+        self.linears = readers.sets(model.vocab_size) if shapes.narrow else {}
         geometry = dict(sorted(traced.geometry.items()))
         self.attending = sorted({(g, traced.heads[i], traced.sinks[i]) for i, g in geometry.items()}, key=str)
         self.layers = {position: layer for layer, position in enumerate(geometry)}
@@ -157,7 +160,8 @@ class PackedForward:
             source = inputs["source"]
             tokens = mx.where(source >= 0, inputs["carry"][mx.maximum(source, 0)], tokens)
         caches = Caches(self.caches(step), lambda hidden: hidden[inputs["pick"]])
-        with attached(self.names):
+        narrow = tokens.size <= self.shapes.narrow and all(g.queries == 1 for g in groups)
+        with attached(self.names, Linears(self.linears) if narrow else None):
             logits = self.view(tokens[:, None], cache=caches)[:, 0]
         return (logits if caches.selected else caches.select(logits)), slabs
 
@@ -166,13 +170,13 @@ class PackedForward:
         places = count()
         return [_layer_cache(cache, step, places) for cache in mlx_cache.make_prompt_cache(self.model.module)]
 
-    def _discover(self) -> Tracing:
+    def _discover(self, readers: Readers) -> Tracing:
         """What each layer caches and how it attends, from a forward that is traced and never computed."""
         for _ in range(2):  # again, where layers turn out to keep a part of their keys apart
             step = Tracing(self.apart)
             caches = self.caches(step)
             try:
-                with attached(self.names):
+                with attached(self.names, readers):
                     self.view(mx.zeros((2, 1), mx.int32), cache=Caches(caches, lambda hidden: hidden))
             except Unpackable:
                 raise
@@ -205,23 +209,26 @@ class PackedForward:
         slabs = {p.slab.capacity: p.slab for p in places}
         # A GPU sees few shapes if a call always covers the whole slab.
         slots = {c: slab.used if self.cpu else len(slab.rows) for c, slab in slabs.items()}
-        layout = plan(placed, slots, self.shapes, piece=self.piece, coarse=not self.cpu)
+        shapes = self.shapes
+        if len(spans) <= shapes.narrow and all(s.count == 1 for s in spans):
+            shapes = replace(shapes, tile=TILE)
+        layout = plan(placed, slots, shapes, piece=self.piece, coarse=not self.cpu)
         arrays = layout.arrays
+        counts = np.array([s.count for s in spans])
+        heads = np.array([(s.start, s.slot * s.capacity + s.start, at, s.capacity)
+                          for s, at in zip(placed, layout.first, strict=True)])  # fmt: skip
+        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        position, line_of, where_of, capacity_of = np.repeat(heads, counts, axis=0).T
+        position, line_of, where_of = position + within, line_of + within, where_of + within
         tokens, positions = np.zeros(layout.size, np.int32), np.zeros(layout.size, np.int32)
         source = np.full(layout.size, -1, np.int32)
-        lines: dict[int, list[np.ndarray]] = defaultdict(list)
-        wheres: dict[int, list[np.ndarray]] = defaultdict(list)
-        for span, place, first in zip(spans, placed, layout.first, strict=True):
-            if span.source is None:
-                tokens[first : first + span.count] = span.tokens
-            else:
-                source[first] = span.source
-            run = np.arange(span.count)
-            positions[first : first + span.count] = span.start + run
-            lines[place.capacity].append(place.slot * place.capacity + span.start + run)
-            wheres[place.capacity].append(first + run)
+        positions[where_of] = position
+        tokens[where_of] = list(chain.from_iterable(s.tokens if s.source is None else (0,) for s in spans))
+        if carried:
+            source[heads[:, 2]] = [-1 if s.source is None else s.source for s in spans]
         for capacity, slab in slabs.items():
-            line, where = np.concatenate(lines[capacity]), np.concatenate(wheres[capacity])
+            here = capacity_of == capacity
+            line, where = line_of[here], where_of[here]
             if slab.blank and 2 * len(line) >= len(slab.rows) * capacity:
                 made = np.zeros((len(slab.rows), capacity), np.int32)
                 for i, s in enumerate(placed):
@@ -231,13 +238,13 @@ class PackedForward:
                 arrays[f"b{capacity}"] = made.reshape(-1)
                 slab.dirty |= {slot for slot, row in enumerate(slab.rows) if row is None}
                 continue
-            alone = sum(s.capacity == capacity and s.count == 1 for s in placed)
+            alone = int(((heads[:, 3] == capacity) & (counts == 1)).sum())
             sliced = any(g.slab == str(capacity) and g.token >= 0 for g in layout.groups)
             if sliced and len(line) == alone == len(slab.rows):
                 arrays[f"f{capacity}"] = line[np.argsort(where)].astype(np.int32)
                 continue
             # Written twice, with the same values, so that the number of writes is one of few.
-            spare = round_up(len(line), self.shapes.tile) - len(line)
+            spare = round_up(len(line), shapes.tile) - len(line)
             arrays[f"f{capacity}"] = np.pad(line, (0, spare), mode="edge").astype(np.int32)
             arrays[f"w{capacity}"] = np.pad(where, (0, spare), mode="edge").astype(np.int32)
         arrays["tokens"], arrays["positions"] = tokens, positions

@@ -1,8 +1,9 @@
 """Probe: compares bits of a model's own layers, attention and whole forward, to find shapes that are safe.
 
 `search` tries candidates for each rule, cheapest first; `measure` tries given shapes. Both run the model's
-linear layers on the same lines among other lines, its attention geometry on the same queries in other calls
-(`trials`), and then the model itself on short prompts: alone, in company, permuted, chunked, decoded.
+kinds of layers on the same lines among other lines (`twins`), its attention geometry on the same queries in
+other calls (`trials`), and then the model itself on short prompts: alone, in company, permuted, chunked,
+decoded.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import numpy as np
 
 from .. import backend
 from ..models import DTYPES, Model
+from . import narrow
 from .packed import PackedForward
 from .shapes import PLAIN, Shapes, round_up
 from .spans import Span
 from .trials import LONGEST, Check, Trial
+from .twins import EMBEDDING, EXPERTS, HEADS, KINDS, Twin
 
 TILES = (1, 8, 16, 32, 64, 128, 256, 512)
 BLOCKS = (1, 2, 4, 8, 16)
@@ -32,7 +35,12 @@ LENGTHS = (9, 24, 5)
 MORE_LENGTHS = (11, 40)
 """Further ones where some weights are in no linear layer (experts), or where they cost nothing."""
 
-Layer = Callable[[mx.array], mx.array]
+EACH = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
+"""What configurations call the number of experts that a token goes through."""
+
+OUTPUTS = ("lm_head", "embed_out", "output", "head")
+"""Layers of these names are a head, however many rows they have."""
+
 T = TypeVar("T")
 
 
@@ -42,8 +50,8 @@ class Subject:
 
     Attributes
     ----------
-    body, head : dict of str to callable
-        Linear layers of distinct shape, and those that give logits, by shape.
+    body, head : dict of str to Twin
+        Of each distinct layer, and of those that give logits.
     trials : list of Trial
         One an attention geometry.
     slow : bool
@@ -52,15 +60,18 @@ class Subject:
         Of the whole-model check's prompts.
     hasty : bool
         The first difference settles a comparison.
+    narrow : bool
+        This device may have the kernel of `narrow`, and all weights of the body are in layers that it takes.
     """
 
     model: Model
-    body: dict[str, Layer]
-    head: dict[str, Layer]
+    body: dict[str, Twin]
+    head: dict[str, Twin]
     trials: list[Trial]
     slow: bool
     lengths: tuple[int, ...]
     hasty: bool
+    narrow: bool
 
     @classmethod
     def of(cls, model: Model, hasty: bool = False) -> Subject:
@@ -79,7 +90,9 @@ class Subject:
         longest = max(12 * bucket, min(LONGEST, round_up(model.context or LONGEST, bucket)))
         trials = [Trial(*layer, longest) for layer in PackedForward(model, PLAIN).attending]
         lengths = LENGTHS + (MORE_LENGTHS if not cpu or (elsewhere and not slow) else ())
-        return cls(model, body, head, trials, slow, lengths, hasty)
+        takes = narrow.available() and not elsewhere
+        takes = takes and all(narrow.fits(twin.original, model.vocab_size) for twin in body.values())
+        return cls(model, body, head, trials, slow, lengths, hasty, takes)
 
 
 def search(model: Model) -> tuple[Shapes, tuple[Check, ...]]:
@@ -90,17 +103,20 @@ def search(model: Model) -> tuple[Shapes, tuple[Check, ...]]:
     rules = (Shapes(1, 1, block, bucket, skipped(subject, block, bucket))
              for bucket in (BUCKETS if backend.on_cpu() else GPU_BUCKETS) for block in BLOCKS)  # fmt: skip
     rule, attending = _first(rules, lambda rule: _attention(subject, rule))
-    # Other layers (experts) are seen only by the whole model: where it fails, a larger tile may pass.
+    # Other layers are seen only by the whole model: where it fails, a larger tile may pass.
     larger = (1,) if any(c.differing for c in linear) else (1, 2, 4)
-    sizes = (replace(rule, tile=times * tile, head=head) for times in larger)
+    small = list(_narrow(subject, tile)) if subject.narrow else []
+    steps = (narrow.MOST, 0) if small and not any(c.differing for c in small) else (0,)
+    sizes = (replace(rule, tile=times * tile, head=head, narrow=most) for most in steps for times in larger)
     chosen, whole = _first(sizes, lambda shapes: _whole(subject, shapes))
-    return chosen, (*linear, *output, *attending, *whole)
+    return chosen, (*linear, *output, *(small if chosen.narrow else ()), *attending, *whole)
 
 
 def measure(model: Model, shapes: Shapes) -> tuple[Check, ...]:
     """What these shapes do: to see what fails without a rule."""
     subject = Subject.of(model)
-    return (*_linears(subject, shapes.tile), *_heads(subject, shapes.head),
+    small = _narrow(subject, shapes.tile) if shapes.narrow else ()
+    return (*_linears(subject, shapes.tile), *_heads(subject, shapes.head), *small,
             *_attention(subject, shapes), *_whole(subject, shapes))  # fmt: skip
 
 
@@ -111,24 +127,24 @@ def skipped(subject: Subject, block: int, bucket: int) -> tuple[int, ...]:
     )
 
 
-def layers_of(model: Model) -> tuple[dict[str, Layer], dict[str, Layer], bool]:
-    """Linear layers of distinct shape, those that give logits, and whether weights are elsewhere too."""
-    body: dict[str, Layer] = {}
-    head: dict[str, Layer] = {}
+def layers_of(model: Model) -> tuple[dict[str, Twin], dict[str, Twin], bool]:
+    """Layers of distinct shape: the body's, those that give logits; and whether weights are elsewhere too."""
+    body: dict[str, Twin] = {}
+    head: dict[str, Twin] = {}
+    each = next((n for key in EACH if isinstance(n := model.config.get(key), int)), 1)
     elsewhere = False
-    for _, layer in model.module.named_modules():
+    for path, layer in model.module.named_modules():
         weight = layer.get("weight") if isinstance(layer, nn.Module) else None
+        flat = weight is not None and weight.ndim == 2
         elsewhere |= weight is not None and weight.ndim > 2
-        if weight is None or weight.ndim != 2:
+        if not isinstance(layer, EXPERTS + HEADS) and not (flat and isinstance(layer, KINDS)):
             continue
-        bits = f", {layer.bits} bits" if hasattr(layer, "bits") else ""
-        width = weight.shape[1] * 32 // layer.bits if bits else weight.shape[1]
-        kind = head if weight.shape[0] >= model.vocab_size else body
-        if isinstance(layer, nn.Embedding | nn.QuantizedEmbedding):
-            if kind is head:
-                kind.setdefault(f"{width} x {weight.shape[0]}{bits}", layer.as_linear)
-        elif isinstance(layer, nn.Linear | nn.QuantizedLinear):
-            kind.setdefault(f"{width} x {weight.shape[0]}{bits}", layer)
+        twin = Twin(layer, each)
+        if flat and twin.rows >= model.vocab_size:  # a wide layer of a small model's body may be such too
+            head.setdefault(twin.name, twin)
+        is_head = flat and (twin.rows == model.vocab_size or path.rpartition(".")[2] in OUTPUTS)
+        if not is_head and not isinstance(layer, EMBEDDING):
+            body.setdefault(twin.name, twin)
     return body, head, elsewhere
 
 
@@ -148,25 +164,40 @@ def _first(candidates: Iterable[T], measure: Callable[[T], Iterator[Check]]) -> 
 
 def _linears(subject: Subject, tile: int) -> Iterator[Check]:
     most = 33 if subject.slow else 1024 if backend.on_cpu() else 8192
-    for name, layer in subject.body.items():
-        yield _lines(subject, f"linear {name}", layer, int(name.split()[0]), f"tile {tile}", tile, most)
+    for name, twin in subject.body.items():
+        yield _lines(subject, f"linear {name}", twin, f"tile {tile}", tile, most)
 
 
 def _heads(subject: Subject, head: int) -> Iterator[Check]:
     most = 24 if subject.slow else 128 if backend.on_cpu() else 512
-    for name, layer in subject.head.items():
-        yield _lines(subject, f"head {name}", layer, int(name.split()[0]), f"head {head}", head, most)
+    for name, twin in subject.head.items():
+        yield _lines(subject, f"head {name}", twin, f"head {head}", head, most)
 
 
-def _lines(subject: Subject, what: str, layer: Layer, width: int, rule: str, tile: int, most: int) -> Check:
+def _narrow(subject: Subject, tile: int) -> Iterator[Check]:
+    """The kernel of `narrow` against the layers themselves, in steps of every size that it takes."""
+    rng = np.random.default_rng(0)
+    sizes = range(narrow.TILE, narrow.MOST + 1, narrow.TILE)
+    count = sum(sizes)
+    for name, twin in subject.body.items():
+        x = mx.array(twin.lines(rng, round_up(count, tile))).astype(DTYPES[subject.model.dtype])
+        own, ours, at = twin.layer(x)[:count], [], 0
+        for size in sizes:
+            ours += narrow.linear(x[at : at + size], [twin.layer])
+            at += size
+        apart = mx.abs(mx.concatenate(ours).astype(mx.float32) - own.astype(mx.float32)).max(1)
+        yield Check.of(f"narrow step, linear {name}", f"tile {narrow.TILE} against {tile}", np.array(apart))
+
+
+def _lines(subject: Subject, what: str, twin: Twin, rule: str, tile: int, most: int) -> Check:
     """The same three lines among others, at every kind of place, in batches of several sizes."""
     rng = np.random.default_rng(0)
-    mine, crowd = (rng.standard_normal((n, width), dtype=np.float32) for n in (3, max(most, tile) + 2 * tile))
+    mine, crowd = (twin.lines(rng, n) for n in (3, max(most, tile) + 2 * tile))
 
     def run(size: int, places: list[int], others: int, first: int = 0) -> np.ndarray:
         lines = crowd[others : others + size].copy()
         lines[places] = mine[(first + np.arange(len(places))) % 3]
-        out = layer(mx.array(lines).astype(DTYPES.get(subject.model.dtype, mx.float32))[:, None])[:, 0]
+        out = twin(mx.array(lines).astype(DTYPES.get(subject.model.dtype, mx.float32))[:, None])[:, 0]
         return np.array(out[mx.array(places)].astype(mx.float32))
 
     alone = np.concatenate([run(tile, [0], 0, first) for first in range(3)])
@@ -200,6 +231,7 @@ def _whole(subject: Subject, shapes: Shapes) -> Iterator[Check]:
         lengths += (min(shapes.tile + 8, model.context or shapes.tile + 8),)
     prompts = [rng.integers(0, model.vocab_size, n).tolist() for n in lengths]
     rule = f"tile {shapes.tile}, head {shapes.head}, block {shapes.block}, bucket {shapes.bucket}"
+    rule += f", narrow {shapes.narrow}" if shapes.narrow else ""
 
     def run(order: list[int], cuts: Callable[[int], list[int]]) -> np.ndarray:
         """Their tokens fed in the given pieces, side by side: `[prompts, vocab]`."""
@@ -220,12 +252,13 @@ def _whole(subject: Subject, shapes: Shapes) -> Iterator[Check]:
 
     everyone = list(range(len(prompts)))
     alone = np.concatenate([run([i], lambda n: []) for i in everyone])
-    ways: dict[str, tuple[list[int], Callable[[int], list[int]]]] = {
-        "in a batch": (everyone, lambda n: []),
-        "permuted, in chunks": (everyone[::-1], lambda n: [2]),
-        "decoded": (everyone, lambda n: [n - 2, n - 1]),
+    ways: dict[str, Callable[[], np.ndarray]] = {
+        "in a batch": lambda: run(everyone, lambda n: []),
+        "permuted, in chunks": lambda: run(everyone[::-1], lambda n: [2]),
+        "decoded": lambda: run(everyone, lambda n: [n - 2, n - 1]),
+        "decoded alone": lambda: np.concatenate([run([i], lambda n: [n - 2, n - 1]) for i in everyone]),
     }
-    for what, (order, cuts) in ways.items():
+    for what, way in ways.items():
         with np.errstate(invalid="ignore"):  # some models blot ids out with infinities
-            apart = np.where(alone == (got := run(order, cuts)), 0, np.abs(got - alone)).max(1)
+            apart = np.where(alone == (got := way()), 0, np.abs(got - alone)).max(1)
         yield Check.of(f"model: alone against {what}", rule, apart)

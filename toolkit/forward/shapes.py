@@ -26,6 +26,8 @@ class Shapes:
         Keys of one attention call come in multiples of this; those past a query's position are masked.
     skip : tuple of int
         Multiples of the bucket that are passed over, since a kernel cuts its sums otherwise there.
+    narrow : int
+        A decode step of up to this many tokens takes the kernel of `narrow` and its small tile; 0: none does.
     """
 
     tile: int = 1
@@ -33,6 +35,7 @@ class Shapes:
     block: int = 1
     bucket: int = 1
     skip: tuple[int, ...] = ()
+    narrow: int = 0
 
     def keys(self, count: int) -> int:
         """The number of keys that a call takes which needs `count`."""
