@@ -38,6 +38,8 @@ MORE_LENGTHS = (11, 40)
 EACH = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 """What configurations call the number of experts that a token goes through."""
 
+CROWD = 509
+"""Lines that those under test are among, again and again."""
 OUTPUTS = ("lm_head", "embed_out", "output", "head")
 """Layers of these names are a head, however many rows they have."""
 
@@ -192,12 +194,12 @@ def _narrow(subject: Subject, tile: int) -> Iterator[Check]:
 def _lines(subject: Subject, what: str, twin: Twin, rule: str, tile: int, most: int) -> Check:
     """The same three lines among others, at every kind of place, in batches of several sizes."""
     rng = np.random.default_rng(0)
-    mine, crowd = (twin.lines(rng, n) for n in (3, max(most, tile) + 2 * tile))
+    lines = mx.array(twin.lines(rng, CROWD + 3)).astype(DTYPES.get(subject.model.dtype, mx.float32))
 
     def run(size: int, places: list[int], others: int, first: int = 0) -> np.ndarray:
-        lines = crowd[others : others + size].copy()
-        lines[places] = mine[(first + np.arange(len(places))) % 3]
-        out = twin(mx.array(lines).astype(DTYPES.get(subject.model.dtype, mx.float32))[:, None])[:, 0]
+        which = (others + np.arange(size)) % CROWD
+        which[places] = CROWD + (first + np.arange(len(places))) % 3
+        out = twin(lines[mx.array(which)][:, None])[:, 0]
         return np.array(out[mx.array(places)].astype(mx.float32))
 
     alone = np.concatenate([run(tile, [0], 0, first) for first in range(3)])
