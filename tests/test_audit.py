@@ -534,12 +534,20 @@ class Handler(BaseHTTPRequestHandler):
         if body["model"] != "tiny":
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist"}}
         fields = {k: body[k] for k in ("prompt", "max_tokens", "temperature", "seed", "n") if k in body}
+        if chat := self.path.endswith("/chat/completions"):
+            (said,) = body["messages"]
+            fields["prompt"] = said["content"]
         event, done = threading.Event(), []
         with self.server.lock:
             self.server.waiting.append((tk.Request(**fields), event, done))
         event.wait()
         choices = [{"index": c.choice, "text": c.text} for c in done]
-        if self.server.forms == "openai":
+        if chat:
+            steps = [[{"token": self.server.model.token_text(t), "logprob": p}
+                      for t, p in zip(c.tokens, c.logprobs, strict=True)] for c in done]  # fmt: skip
+            choices = [{"index": c.choice, "message": {"content": c.text}, "logprobs": {"content": told}}
+                       for c, told in zip(done, steps, strict=True)]  # fmt: skip
+        elif self.server.forms == "openai":
             for choice, c in zip(choices, done, strict=True):
                 told = {
                     "tokens": [*map(self.server.model.token_text, c.tokens)],
@@ -567,6 +575,30 @@ def test_last_seed_wins_is_found_over_http(tiny):
     assert not found.ok and causes(found)[0] == "last seed wins"
     assert {"first_token", "every_token", "sibling_seeds"} <= broken(found)
     assert found.check("repeat").verdict == "kept" and found.unit == "token"
+
+
+def test_a_chat_is_audited_as_completions_are(tiny):
+    for policy, ok in (("reseed", False), ("keyed", True)):
+        server = Batching(tiny, policy)
+        found = tk.audit(server.url + "/v1/chat/completions", model="tiny", **FEW)
+        assert found.ok is ok and found.unit == "token" and max(server.sizes) == 3
+        assert found.check("logprobs").compared > 0
+        assert causes(found)[:1] == ([] if ok else ["leak after the first token"])
+    asked = []
+
+    def answer(body):
+        asked.append(body)
+        return 200, {"choices": [{"index": 0, "message": {"content": f"abc{body.get('seed')}"}}]}
+
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Once"}]
+    tk.audit(
+        serve(answer=answer) + "/chat/completions", model="x", requests=[tk.Request(messages=said)], **ONCE
+    )
+    assert said in [body["messages"] for body in asked] and not any("prompt" in body for body in asked)
+    with pytest.raises(ValueError, match=r"tokens .*/v1/chat/completions has no such field"):
+        tk.audit("http://127.0.0.1:1/v1/chat/completions", model="x", requests=[tk.Request(tokens=[1])])
+    with pytest.raises(ValueError, match=r"messages .*/v1/completions has no such field"):
+        tk.audit("http://127.0.0.1:1", model="x", requests=[tk.Request(messages=said)])
 
 
 def test_a_server_that_keeps_the_promise_is_told_so_and_what_was_not_tested(tiny):
@@ -616,6 +648,7 @@ def test_what_a_server_does_wrong_is_one_line(tiny):
         ),
         (lambda body: (404, {"error": {"message": "no model x"}}), r"HTTP 404: no model x$"),
         (lambda body: (200, b"<html>hello"), "not with JSON: <html>hello"),
+        (lambda body: (200, b"x" * (17 << 20)), "the answer is longer than 16 MiB$"),
         (lambda body: (200, {"object": "list"}), "no completions in it"),
         (lambda body: (200, b"[]"), "no completions in it"),
         (lambda body: (200, {"choices": []}), r'no completions in it: {"choices": \[\]}$'),
@@ -698,6 +731,23 @@ def test_the_client_is_closed_also_after_an_error(monkeypatch):
     with pytest.raises(OSError, match="no answer within"):
         tk.audit(serve(answer=hangs), model="x", timeout=0.2)
     assert [client.is_closed for client in made] == [True, True]
+
+
+def test_a_server_that_sends_elsewhere_is_told_without_a_password():
+    class Elsewhere(Handler):
+        def do_POST(self):
+            self.send_response(307)
+            self.send_header("Location", "http://me:s3cret@other:80/v1/completions")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    server = Quiet(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with pytest.raises(
+        OSError, match=r"HTTP 307: it sends to .*http://other:80/v1/completions.*; ask there$"
+    ) as said:
+        tk.audit(f"http://127.0.0.1:{server.server_port}", model="x")
+    assert "s3cret" not in str(said.value)
 
 
 def test_a_password_in_the_url_reaches_the_server_and_nothing_else():

@@ -170,7 +170,10 @@ def _drift(parser: _Parser) -> None:
 
 
 def _audit(parser: _Parser) -> None:
-    help = "base URL of a server with OpenAI's /v1/completions; left out, --policy says what is audited here"
+    help = (
+        "base URL of a server with OpenAI's /v1/completions, or the whole of its /v1/chat/completions; left "
+        "out, --policy says what is audited here"
+    )
     parser.add_argument("url", metavar="URL", nargs="?", help=help)
     help = "the model as the server calls it; with --policy, one as for generate (smollm2)"
     parser.option("--model", "M", help)

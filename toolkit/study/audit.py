@@ -167,7 +167,7 @@ def audit(
     ----------
     target : Engine, callable or str
         An idle engine; a function from a list of Request to their completions, in the same order; or the
-        base URL of a server with OpenAI's `/v1/completions`.
+        base URL of a server with OpenAI's `/v1/completions`, or the whole URL of its `/v1/chat/completions`.
     model : str, optional
         The server's name for its model.
     requests : sequence of Request, optional

@@ -1,4 +1,4 @@
-"""Servers: a target behind OpenAI's `/v1/completions`, asked with `httpx` from one thread a request.
+"""Servers: a target behind OpenAI's `/v1/completions` or chat, asked with `httpx` from one thread a request.
 
 A server makes its batches by timing, so requests of a batch go out together, in order, a moment apart. They
 have one deadline, counted from the last one's start; what is late then is abandoned, though the server may go
@@ -24,10 +24,12 @@ from .targets import Answer, Answers, Fail, Target, Unanswered
 
 # What a completions request has beyond OpenAI's own fields is sent only where it isn't at its default.
 _OURS = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_CANT = ("messages", "typical_p", "top_n_sigma", "xtc_probability", "penalty_window", "allowed_tokens",
+_CANT = ("typical_p", "top_n_sigma", "xtc_probability", "penalty_window", "allowed_tokens",
          "priority", "processors")  # fmt: skip
 _APART = 0.002  # seconds between the requests of a batch, so that they arrive in order
 _REFUSALS = (400, 422)
+_CHAT = "/chat/completions"
+_MOST = 16 << 20  # bytes of an answer
 
 
 class ServerTarget(Target):
@@ -36,8 +38,8 @@ class ServerTarget(Target):
     Parameters
     ----------
     url : str
-        Base URL, with or without its `/v1`; a user and a password before the host are for basic auth.
-        A key in TOOLKIT_API_KEY is sent along.
+        Base URL, with or without its `/v1`; one that ends with `/chat/completions` is asked there. A user and
+        a password before the host are for basic auth. A key in TOOLKIT_API_KEY is sent along.
     model : str
     timeout : float
         Seconds for the requests of a batch, from the last one's start to the last byte.
@@ -67,7 +69,9 @@ class ServerTarget(Target):
         base = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
         self.name = f"{base}, model {model}"
-        self.url = base.removesuffix("/completions").removesuffix("/v1") + "/v1/completions"
+        self.chat = base.endswith(_CHAT)
+        self.path = f"/v1{_CHAT}" if self.chat else "/v1/completions"
+        self.url = base.removesuffix(_CHAT).removesuffix("/completions").removesuffix("/v1") + self.path
         self.model, self.timeout = model, timeout
         self._errors = httpx.HTTPError, httpx.InvalidURL
         key = os.environ.get("TOOLKIT_API_KEY", "").strip()
@@ -85,7 +89,8 @@ class ServerTarget(Target):
         except (ImportError, ValueError) as error:  # a proxy that httpx can't use
             words = one_line(str(error))
             raise ValueError(f"HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {words}; unset it") from None
-        self._logprobs: tuple[int | None, ...] = (1, True, None)  # those that may still be right
+        self._forms: tuple[int | None, ...] = (True, None) if self.chat else (1, True, None)
+        self._logprobs: tuple[int | None, ...] = self._forms  # those that may still be right
         self._abandoned = False
         self._alone: list[float] = []  # seconds a token; together, of all their tokens
         self._together: list[float] = []
@@ -110,7 +115,7 @@ class ServerTarget(Target):
                 self._all([request], lambda id, why: None)
                 return
             except Unanswered as error:
-                self._logprobs = (1, True, None)
+                self._logprobs = self._forms
                 if error.status not in _REFUSALS:
                     raise
                 refused = error
@@ -172,30 +177,42 @@ class ServerTarget(Target):
 
     def _post(self, body: dict[str, Any]) -> Any:
         try:
-            came = self._client.post(self.url, json=body)
+            with self._client.stream("POST", self.url, json=body) as came:
+                data = bytearray()
+                for part in came.iter_bytes():
+                    data += part
+                    if len(data) > _MOST:
+                        raise Unanswered(f"{self.url}: the answer is longer than {_MOST >> 20} MiB")
         except self._errors as error:
             if "Timeout" in type(error).__name__:
                 raise self._late() from None
             words = one_line(str(error)) or type(error).__name__
             raise Unanswered(f"{self.url}: can't be reached or broke off: {words}") from None
+        text = data.decode(errors="replace")
         if came.status_code != 200:
+            why = _sent_on(came.headers["location"]) if came.has_redirect_location else _message(text)
             key = "; put a key into TOOLKIT_API_KEY" if came.status_code in (401, 403) else ""
-            failed = Unanswered(f"{self.url}: HTTP {came.status_code}: {_message(came.text)}{key}")
+            failed = Unanswered(f"{self.url}: HTTP {came.status_code}: {why}{key}")
             failed.status = came.status_code
             raise failed
         try:
-            return json.loads(came.text)
+            return json.loads(text)
         except ValueError:
-            raise Unanswered(f"{self.url}: answers, but not with JSON: {one_line(came.text)}") from None
+            raise Unanswered(f"{self.url}: answers, but not with JSON: {one_line(text)}") from None
 
     def _body(self, request: Request) -> dict[str, Any]:
         default = Request("x")
-        for name in _CANT:
+        for name in (*_CANT, "tokens" if self.chat else "messages"):
             if getattr(request, name) != getattr(default, name):
-                raise ValueError(f"{name} for request {show(request.id)}: /v1/completions has no such field")
+                raise ValueError(f"{name} for request {show(request.id)}: {self.path} has no such field")
         body: dict[str, Any] = {
+            "prompt": list(request.tokens) if request.tokens is not None else request.prompt
+        }
+        if self.chat:
+            alone = [{"role": "user", "content": request.prompt}]
+            body = {"messages": [dict(m) for m in request.messages] if request.messages else alone}
+        body |= {
             "model": self.model,
-            "prompt": list(request.tokens) if request.tokens is not None else request.prompt,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "stream": False,
@@ -226,7 +243,8 @@ class ServerTarget(Target):
         return read
 
     def _answer(self, choice: dict[str, Any]) -> Answer:
-        text, told = choice["text"] or "", choice.get("logprobs") or {}
+        text = (choice["message"]["content"] if self.chat else choice["text"]) or ""
+        told = choice.get("logprobs") or {}
         if not isinstance(text, str):
             raise TypeError("text: must be text")
         if told.get("tokens"):  # OpenAI's own form
@@ -255,6 +273,12 @@ class ServerTarget(Target):
 
     def close(self) -> None:
         self._client.close()
+
+
+def _sent_on(location: str) -> str:
+    """Where a redirect leads, without a password."""
+    to = urlsplit(location)
+    return f"it sends to {show(to._replace(netloc=to.netloc.rpartition('@')[2]).geturl())}; ask there"
 
 
 def _message(text: str) -> str:
