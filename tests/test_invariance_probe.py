@@ -93,7 +93,7 @@ def test_without_a_rule_the_probe_reports_failures(three, shapes, expected):
 @mkl
 def test_a_tile_of_one_fails_on_linear_layers_by_some_ulps(three):
     checks = [c for c in probe.measure(three, Shapes(1, 8, 4, 128, (256,))) if c.what.startswith("linear")]
-    assert all(c.differing > c.compared // 2 and 0 < c.largest < 1e-4 for c in checks)
+    assert all(c.differing > c.compared // 2 and 0 < c.largest < 0.01 for c in checks)
 
 
 @mkl
@@ -298,12 +298,39 @@ def test_nothing_is_said_to_be_measured_of_a_model_that_cannot_run_packed(apart,
 
 
 def test_a_layer_with_sinks_is_tried_with_sinks():
-    found = PackedForward(tk.tiny(model_type="gpt_oss"), PLAIN).attending
+    found = PackedForward(tk.tiny(model_type="gpt_oss", sliding_window=16), PLAIN).attending
     assert found and all(sinks for *_, sinks in found)
     assert not any(sinks for *_, sinks in PackedForward(tk.tiny(), PLAIN).attending)
     with_, without = (Trial(*found[0][:2], sinks=sinks, longest=256) for sinks in (True, False))
     assert "sinks" in str(with_) and with_.narrow.sinks is not None and "sinks" not in str(without)
     assert np.abs(with_.call(np.arange(4), 64, 4) - without.call(np.arange(4), 64, 4)).min() > 0
+
+
+def half_precision(trial, order_of):
+    """The share of a trial's results that are another bfloat16 with one sum taken in the opposite order."""
+    keys, at = 1024, np.arange(63, 1024, 64)
+    q = np.array(trial.q[0, :keys, 0])[at]
+    k, v = np.array(trial.k[0, 0, :keys]), np.array(trial.v[0, 0, :keys])
+
+    def added(terms, axis, back):
+        return np.cumsum(np.flip(terms, axis) if back else terms, axis, np.float32).take(-1, axis)
+
+    outs = []
+    for back in (False, True):
+        scores = added(q[:, None] * k[None], 2, back and order_of == "scores") * np.float32(0.125)
+        seen = np.arange(keys)[None] <= at[:, None]
+        p = np.where(seen, np.exp(scores - scores.max(1, keepdims=True)), 0).astype(np.float32)
+        p = np.array(mx.array(p).astype(mx.bfloat16).astype(mx.float32))  # as fused kernels do
+        out = added(p[..., None] * v[None], 1, back and order_of == "values") / p.sum(1, keepdims=True)
+        outs.append(np.array(mx.array(out.astype(np.float32)).astype(mx.bfloat16).astype(mx.float32)))
+    return float((outs[0] != outs[1]).any(1).mean())
+
+
+@pytest.mark.parametrize("cancels", ["scores", "values"])
+def test_in_half_precision_another_order_of_sums_shows_in_attentions_trials(cancels):
+    trial = Trial(Geometry(1, 64, 1, 64, mx.float32), 1, longest=1024, cancels=cancels)
+    plain = Trial(Geometry(1, 64, 1, 64, mx.float32), 1, longest=1024, cancels="nothing")
+    assert half_precision(trial, cancels) > 0.9 > 0.3 > half_precision(plain, cancels)
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import toolkit as tk  # isort: skip # it binds the BLAS, which must come before mlx
 
 import threading
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 from ways import Setting
 
-from toolkit.forward import PackedForward, Span, narrow, packed
+from toolkit import backend
+from toolkit.forward import PackedForward, Span, invariance, narrow, probe
 from toolkit.forward.attach import attached
 from toolkit.forward.shapes import Shapes
+from toolkit.forward.twins import layers_of
 
 WIDE, NARROW = Shapes(64, 8, 1, 128), Shapes(64, 8, 1, 128, (), 64)
 PROMPTS = {"a": [1, 2, 3, 4, 5], "b": [9, 8, 7], "c": [100] * 12}
@@ -123,6 +126,69 @@ def test_only_what_the_kernel_takes_is_given_to_it(half):
         assert step(one, x, lambda layer, x: "itself") == "itself"
 
 
+@pytest.mark.skipif(not backend.on_cpu(), reason="about a CPU; on CUDA benchmarks/gpu_linear.py says more")
 def test_a_cpu_has_no_such_kernel():
-    if packed.backend.on_cpu():
-        assert not narrow.available()
+    assert not narrow.available()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device that would have the kernel; what stands in for it is the layers themselves, run on a tile."""
+    monkeypatch.setattr(narrow, "available", lambda: True)
+    itself = nn.Linear.__call__
+
+    def put(change=lambda y: y):
+        monkeypatch.setattr(narrow, "linear", lambda x, layers: [change(itself(a, x)) for a in layers])
+
+    return put
+
+
+def test_the_probe_turns_narrow_steps_on_only_where_the_kernel_gives_the_same_bits(half, device):
+    device()
+    shapes, checks = probe.search(half)
+    assert shapes.narrow == narrow.MOST and not any(c.differing for c in checks)
+    tried = [c for c in checks if c.what.startswith("narrow step")]
+    assert {c.what.split(", ", 1)[1] for c in tried} == {f"linear {name}" for name in layers_of(half)[0]}
+    assert all(c.compared == 96 for c in tried)
+    device(lambda y: y + mx.abs(y) * 2.0**-8)  # one unit in the last place
+    shapes, checks = probe.search(half)
+    assert shapes.narrow == 0 and not any("narrow" in c.what + c.shapes for c in checks)
+    assert any(c.differing for c in probe.measure(half, replace(shapes, narrow=64)))
+
+
+def test_a_kernel_that_does_not_run_is_no_reason_to_refuse_a_model(half, device, monkeypatch):
+    device()
+
+    def fails(x, layers):
+        raise RuntimeError("invalid argument")
+
+    monkeypatch.setattr(narrow, "linear", fails)
+    assert probe.search(half)[0].narrow == 0
+
+
+def test_a_kernel_that_fails_only_in_the_model_is_left_out_too(half, device):
+    calls = iter(range(10**6))
+    tried = sum(2 for _ in layers_of(half)[0])
+    device(lambda y: y if next(calls) < tried else y + 1)
+    shapes, checks = probe.search(half)
+    assert shapes.narrow == 0 and not any(c.differing for c in checks)
+
+
+def test_models_with_other_matrices_have_no_narrow_steps(half, device):
+    device()
+    assert narrow.covers(half)
+    for family, changes in (("mixtral", {}), ("deepseek_v3", {}), ("llama", {"hidden_size": 72})):
+        assert not narrow.covers(Setting("tiny", family, changes, "bfloat16").model()), family
+    assert not narrow.covers(Setting("tiny", "llama").model()), "float32"
+
+
+def test_a_verdict_with_narrow_steps_is_read_back_and_no_other_number(half, device, tmp_path, monkeypatch):
+    device()
+    monkeypatch.setenv("TOOLKIT_CACHE", str(tmp_path))
+    found = invariance.verdict(half, fresh=True)
+    assert "narrow 64" in repr(found)
+    invariance._known.clear()
+    (path,) = (tmp_path / "invariance").glob("*.json")
+    assert invariance._read(path, found.where).shapes == found.shapes
+    path.write_text(path.read_text().replace('"narrow": 64', '"narrow": 40'))
+    assert invariance._read(path, found.where) is None

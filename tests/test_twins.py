@@ -12,47 +12,77 @@ import pytest
 from mlx_lm.models.mla import MultiLinear
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
-from toolkit.forward import probe
-from toolkit.forward.twins import Twin
+from toolkit.forward import twins
+from toolkit.forward.twins import LOUD, Twin
 
 LAYERS = {
     "linear": lambda: nn.Linear(576, 192, bias=False),
     "linear with bias": lambda: nn.Linear(577, 192),
+    "many rows": lambda: nn.Linear(64, 2500, bias=False),
     "4 bits": lambda: nn.Linear(576, 192).to_quantized(64, 4),
+    "3 bits": lambda: nn.Linear(576, 192).to_quantized(32, 3),
+    "mxfp4": lambda: nn.Linear(576, 192).to_quantized(mode="mxfp4"),
+    "nvfp4": lambda: nn.Linear(576, 192).to_quantized(mode="nvfp4"),
+    "mxfp8": lambda: nn.Linear(576, 192).to_quantized(mode="mxfp8"),
     "8 bits, one group": lambda: nn.Linear(64, 192).to_quantized(64, 8),
     "head": lambda: nn.Embedding(300, 96),
     "head in 4 bits": lambda: nn.Embedding(300, 128).to_quantized(32, 4),
     "latent heads": lambda: MultiLinear(96, 40, 4),
-    "gated experts": lambda: SwitchGLU(64, 96, 8),
-    "experts": lambda: SwitchMLP(64, 96, 8, bias=True),
+    "latent heads in 4 bits": lambda: MultiLinear(256, 40, 4).to_quantized(64, 4),
+    "gated experts, first": lambda: SwitchGLU(64, 96, 8),
+    "gated experts, last": lambda: SwitchGLU(64, 96, 8),
+    "experts with bias, first": lambda: SwitchMLP(64, 96, 8, bias=True),
+    "experts with bias, last": lambda: SwitchMLP(64, 96, 8, bias=True),
+    "experts in mxfp4, last": lambda: quantized(SwitchGLU(256, 192, 8), group_size=32, bits=4, mode="mxfp4"),
 }
 
 
-def usual(layer: nn.Module, twin: Twin) -> float:
-    """How large a result of the layer itself is."""
-    same = Twin(layer, twin.each)
-    same._made = layer
-    x = np.random.default_rng(0).standard_normal((8, 1, twin.heads * twin.width), dtype=np.float32)
-    return float(mx.abs(same(mx.array(x))).mean())
+def quantized(layer: nn.Module, **how) -> nn.Module:
+    nn.quantize(layer, **how)
+    return layer
+
+
+def twin_of(name: str) -> Twin:
+    mx.random.seed(0)
+    layer = LAYERS[name]()
+    parts = {"first": ("fc1", "gate_proj"), "last": ("fc2", "down_proj")}.get(name.rpartition(" ")[2], ())
+    return Twin(layer, mx.float32, next((p for p in parts if p in layer), ""), 2)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_left_of_a_twin_is_rounding_alone(name):
-    mx.random.seed(0)
-    layer = LAYERS[name]()
-    twin = Twin(layer, 2)
-    x = twin.lines(np.random.default_rng(0), 8)
-    out = np.array(twin(mx.array(x)[:, None]))
-    assert out.shape[:2] == (8, 1) and x.any()
-    own = usual(layer, twin)
+    twin = twin_of(name)
+    x = twin.lines(np.random.default_rng(0), 40)
+    out = np.array(twin.run(twin.make(), x[:, None]))
+    assert out.shape[:2] == (40, 1) and np.array(x).any(1).all()
+    uncancelled = LOUD * twin.width**0.5
     if name == "8 bits, one group":  # it has no other group that could cancel it
-        assert np.abs(out).mean() > own / 20
+        assert np.abs(out).mean() > uncancelled / 10
     else:
-        most = 1e-5 if "bits" not in name else 0.02  # scales are rounded, so quantized halves nearly cancel
-        assert 0 < np.abs(out).mean() < most * own
+        assert 0 < np.abs(out).mean() < 1e-5 * uncancelled
 
 
-@pytest.mark.parametrize("name", ["linear", "latent heads"])
+@pytest.mark.parametrize(
+    "name", ["gated experts, first", "experts with bias, last", "experts in mxfp4, last"]
+)
+def test_experts_are_run_by_mlx_lms_own_code_sorted_or_not(name, monkeypatch):
+    twin, seen = twin_of(name), []
+    inner = type(twin.original[twin.part])
+    itself = inner.__call__
+
+    def call(self, x, indices, sorted_indices=False):
+        seen.append((sorted_indices, x.shape[-2:], len(set(indices.flatten().tolist()))))
+        return itself(self, x, indices, sorted_indices=sorted_indices)
+
+    monkeypatch.setattr(inner, "__call__", call)
+    layer, lines = twin.make(), twin.lines(np.random.default_rng(0), 40)
+    few, many = (np.array(twin.run(layer, lines[:n, None])) for n in (8, 40))
+    assert [s for s, *_ in seen] == [False, True], "16 choices of an expert are few, 80 many"
+    assert all(shape == (1, twin.width) and experts > 1 for _, shape, experts in seen)
+    assert few.shape == (8, 1, 2 * twin.rows) and np.abs(few - many[:8]).max() < 1e-2
+
+
+@pytest.mark.parametrize("name", ["linear", "linear with bias", "latent heads"])
 def test_in_half_precision_another_order_of_sums_shows_in_a_twin_and_hardly_in_a_layer(name):
     def differ(layer: nn.Module, x: np.ndarray, heads: int) -> float:
         """The share of results that are another bfloat16 when columns are summed in the opposite order."""
@@ -63,32 +93,47 @@ def test_in_half_precision_another_order_of_sums_shows_in_a_twin_and_hardly_in_a
             total = np.zeros((len(x), heads, w.shape[1]), np.float32)
             for i in range(w.shape[2])[::step]:
                 total += x[:, :, None, i] * w[None, :, :, i]
+            total += np.array(layer.bias) if "bias" in layer else 0
             ways.append(np.array(mx.array(total).astype(mx.bfloat16).astype(mx.float32)))
         return float((ways[0] != ways[1]).mean())
 
-    mx.random.seed(0)
-    layer = LAYERS[name]()
-    twin = Twin(layer)
+    twin = twin_of(name)
     rng = np.random.default_rng(0)
-    own = differ(layer, rng.standard_normal((8, twin.heads * twin.width), dtype=np.float32), twin.heads)
-    assert own < 0.02 and differ(twin.layer, twin.lines(rng, 8), twin.heads) > 0.8
+    heads = twin.parts
+    own = differ(twin.original, rng.standard_normal((8, heads * twin.width), dtype=np.float32), heads)
+    assert own < 0.02 and differ(twin.make(), np.array(twin.lines(rng, 8)), heads) > 0.8
+
+
+def test_a_bias_added_after_rounding_shows():
+    twin = twin_of("linear with bias")
+    layer, x = twin.make(), twin.lines(np.random.default_rng(0), 8)
+    before = (x @ layer.weight.T + layer.bias).astype(mx.bfloat16)
+    after = (x @ layer.weight.T).astype(mx.bfloat16) + layer.bias.astype(mx.bfloat16)
+    assert float((before != after).mean()) > 0.1
 
 
 def test_a_twin_leaves_the_layer_alone_and_is_the_same_every_time():
-    layer = LAYERS["gated experts"]()
+    twin = twin_of("gated experts, last")
+    layer = twin.original
     before = [np.array(layer[n].weight) for n in ("gate_proj", "up_proj", "down_proj")]
-    first, second = Twin(layer, 2), Twin(layer, 2)
-    x = mx.array(first.lines(np.random.default_rng(0), 4))[:, None]
-    assert mx.array_equal(first(x), second(x))
+    x = twin.lines(np.random.default_rng(0), 4)[:, None]
+    assert mx.array_equal(twin.run(twin.make(), x), twin.run(twin.make(), x))
     assert all(np.array_equal(np.array(layer[n].weight), b) for n, b in
                zip(("gate_proj", "up_proj", "down_proj"), before, strict=True))  # fmt: skip
 
 
-def test_every_kind_of_weight_in_a_model_is_tried():
+def test_experts_latent_heads_and_wide_layers_of_a_small_model_are_tried():
     moe = tk.tiny(0, model_type="mixtral")
-    body, head, elsewhere = probe.layers_of(moe)
-    assert elsewhere and any("2 of 4 experts" in name for name in body) and len(head) == 1
+    body, head, elsewhere = twins.layers_of(moe)
+    assert elsewhere and len(head) == 1
+    assert {"64 x 128, 2 of 4 experts", "128 x 64, 2 of 4 experts"} <= set(body)
     latent = tk.tiny(0, model_type="deepseek_v3")
-    body, head, _ = probe.layers_of(latent)
+    body, head, _ = twins.layers_of(latent)
     assert {"128 x 512, 4 heads", "512 x 128, 4 heads", "1536 x 768"} <= set(body)
     assert "64 x 258" in head and "64 x 258" not in body, "as many rows as tokens: it gives logits"
+
+
+def test_the_number_of_experts_is_found_where_configurations_keep_it():
+    for config, each in (({}, 1), ({"num_experts_per_tok": 4}, 4), ({"moe_topk": [2, 8]}, 2),
+                         ({"text_config": {"num_experts_per_tok": 8}}, 8), ({"moe_k": None}, 1)):  # fmt: skip
+        assert twins._each(config) == each

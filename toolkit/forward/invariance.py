@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__, backend
 from ..models import Model
+from .narrow import MOST
 from .packed import PackedForward
-from .probe import layers_of, search
+from .probe import search
 from .shapes import PLAIN, Shapes
 from .trials import Check
+from .twins import layers_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,8 +168,9 @@ def _read(path: Path, where: dict[str, Any]) -> Verdict | None:
             Check(**c | {"largest": math.nan if c["largest"] is None else c["largest"]})
             for c in kept["checks"]
         )
-        numbers = (shapes.tile, shapes.head, shapes.block, shapes.bucket, *shapes.skip, 1 + shapes.narrow)
-        if kept["where"] != where or not all(type(n) is int and n > 0 for n in numbers):
+        numbers = (shapes.tile, shapes.head, shapes.block, shapes.bucket, *shapes.skip)
+        narrow = shapes.narrow in (0, MOST)
+        if kept["where"] != where or not narrow or not all(type(n) is int and n > 0 for n in numbers):
             return None
         return Verdict(shapes, bool(kept["holds"]) and not any(c.differing for c in checks), checks, where)
     except (OSError, ValueError, KeyError, TypeError):

@@ -11,6 +11,7 @@ compares them (`probe`), and a device where they differ does without. Layers tha
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -18,27 +19,53 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..models import DTYPES, Model
+
 TILE = 32
 """Tokens come in multiples of this: one size, since each takes seconds to compile."""
 MOST = 64
 """Tokens of the largest step that is narrow."""
 SIDE = 4
 """Layers of one launch."""
-POOL = 100 * 1024
-"""Bytes of shared memory of a block: two fit a multiprocessor of compute capability 8 and up."""
+OUTPUTS = ("lm_head", "embed_out", "output", "head")
+"""Layers of these names give logits, however many rows they have."""
+POOL = 96 * 1024
+"""Bytes of shared memory of a block: as many as every device of compute capability 8 and up has."""
 _KINDS = {mx.bfloat16: "bf16", mx.float16: "f16"}
 
 Hook = Callable[[nn.Linear, mx.array, Callable[..., mx.array]], mx.array]
 
 
 def available() -> bool:
-    """Whether the default device could run the kernel."""
-    return mx.default_device().type != mx.DeviceType.cpu and mx.cuda.is_available()
+    """Whether the default device could run the kernel: CUDA, of compute capability 8 and up."""
+    if mx.default_device().type == mx.DeviceType.cpu or not mx.cuda.is_available():
+        return False
+    number = re.search(r"\d+", str(mx.device_info().get("architecture", "")))
+    return number is not None and int(number[0]) >= 80
+
+
+def covers(model: Model) -> bool:
+    """Whether the kernel takes every matrix that a decode step multiplies by, but for the head's."""
+    for path, layer in model.module.named_modules():
+        own = [a for a in layer.values() if isinstance(a, mx.array) and a.ndim > 1]
+        if not own or isinstance(layer, nn.Embedding) or is_head(path, layer, model.vocab_size):
+            continue
+        if not fits(layer, model.vocab_size) or layer.weight.dtype != DTYPES.get(model.dtype):
+            return False
+    return True
+
+
+def is_head(path: str, layer: Any, vocab: int) -> bool:
+    """Whether a linear layer gives logits; a wide one of a small model's body may have more rows."""
+    rows = len(layer.weight) if "weight" in layer else 0
+    return rows == vocab or path.rpartition(".")[2] in OUTPUTS
 
 
 def fits(layer: Any, vocab: int) -> bool:
     """Whether the kernel takes this layer; the output head has a tile of its own."""
     if type(layer) is not nn.Linear or layer.weight.dtype not in _KINDS:
+        return False
+    if "bias" in layer and layer.bias.dtype != layer.weight.dtype:
         return False
     rows, width = layer.weight.shape
     return rows % 8 == 0 and width % 16 == 0 and rows < vocab
@@ -58,11 +85,12 @@ class Readers:
         """By the id of each layer that the kernel takes: those that run with it, itself too."""
         found: dict[int, tuple[nn.Linear, ...]] = {}
         for _, layers in self.read.values():
-            alike = [layer for layer in layers if fits(layer, vocab) and id(layer) not in found]
-            alike = [a for i, a in enumerate(alike) if all(a is not b for b in alike[:i])]
-            for first in range(0, len(alike), SIDE):
-                some = tuple(alike[first : first + SIDE])
-                found |= {id(layer): some for layer in some}
+            new = {id(layer): layer for layer in layers if fits(layer, vocab) and id(layer) not in found}
+            for dtype in _KINDS:
+                alike = [layer for layer in new.values() if layer.weight.dtype == dtype]
+                for first in range(0, len(alike), SIDE):
+                    some = tuple(alike[first : first + SIDE])
+                    found |= {id(layer): some for layer in some}
         return found
 
 
@@ -153,7 +181,7 @@ NEXT = """
 SOURCE = r"""
   // A block: 32 lines of x by 8 NT rows of w, a warp to each 16 by 8. Both come in slices of KS products
   // through shared memory, S at a time; a line there is padded by 16 bytes, so that no two of a load share
-  // a bank.
+  // a bank. Lines start at 16 bytes in memory too: arrays do, and widths are multiples of 16 numbers.
   constexpr int M = 32, LINES = M + 8 * NT, WIDE = KS / 8 + 1, SLICE = LINES * WIDE;
   constexpr int FIT = POOL / (16 * SLICE), S = FIT < 8 ? FIT : 8;
   extern __shared__ uint4 pool[];

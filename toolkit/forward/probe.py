@@ -13,17 +13,16 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from .. import backend
-from ..models import DTYPES, Model
+from ..models import Model
 from . import narrow
 from .packed import PackedForward
 from .shapes import PLAIN, Shapes, round_up
 from .spans import Span
 from .trials import LONGEST, Check, Trial
-from .twins import EMBEDDING, EXPERTS, HEADS, KINDS, Twin
+from .twins import Twin, layers_of
 
 TILES = (1, 8, 16, 32, 64, 128, 256, 512)
 BLOCKS = (1, 2, 4, 8, 16)
@@ -35,13 +34,8 @@ LENGTHS = (9, 24, 5)
 MORE_LENGTHS = (11, 40)
 """Further ones where some weights are in no linear layer (experts), or where they cost nothing."""
 
-EACH = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
-"""What configurations call the number of experts that a token goes through."""
-
 CROWD = 509
 """Lines that those under test are among, again and again."""
-OUTPUTS = ("lm_head", "embed_out", "output", "head")
-"""Layers of these names are a head, however many rows they have."""
 
 T = TypeVar("T")
 
@@ -90,10 +84,10 @@ class Subject:
         slow = cpu and (model.dtype != "float32" or quantized)
         bucket = max(BUCKETS if cpu else GPU_BUCKETS)
         longest = max(12 * bucket, min(LONGEST, round_up(model.context or LONGEST, bucket)))
-        trials = [Trial(*layer, longest) for layer in PackedForward(model, PLAIN).attending]
+        trials = [Trial(*layer, longest, cancels=what) for layer in PackedForward(model, PLAIN).attending
+                  for what in ("values", "scores")]  # fmt: skip
         lengths = LENGTHS + (MORE_LENGTHS if not cpu or (elsewhere and not slow) else ())
-        takes = narrow.available() and not elsewhere
-        takes = takes and all(narrow.fits(twin.original, model.vocab_size) for twin in body.values())
+        takes = narrow.available() and narrow.covers(model)
         return cls(model, body, head, trials, slow, lengths, hasty, takes)
 
 
@@ -107,7 +101,7 @@ def search(model: Model) -> tuple[Shapes, tuple[Check, ...]]:
     rule, attending = _first(rules, lambda rule: _attention(subject, rule))
     # Other layers are seen only by the whole model: where it fails, a larger tile may pass.
     larger = (1,) if any(c.differing for c in linear) else (1, 2, 4)
-    small = list(_narrow(subject, tile)) if subject.narrow else []
+    small = _small(subject, tile)
     steps = (narrow.MOST, 0) if small and not any(c.differing for c in small) else (0,)
     sizes = (replace(rule, tile=times * tile, head=head, narrow=most) for most in steps for times in larger)
     chosen, whole = _first(sizes, lambda shapes: _whole(subject, shapes))
@@ -117,7 +111,7 @@ def search(model: Model) -> tuple[Shapes, tuple[Check, ...]]:
 def measure(model: Model, shapes: Shapes) -> tuple[Check, ...]:
     """What these shapes do: to see what fails without a rule."""
     subject = Subject.of(model)
-    small = _narrow(subject, shapes.tile) if shapes.narrow else ()
+    small = _narrow(subject, shapes.tile) if shapes.narrow and subject.narrow else ()
     return (*_linears(subject, shapes.tile), *_heads(subject, shapes.head), *small,
             *_attention(subject, shapes), *_whole(subject, shapes))  # fmt: skip
 
@@ -127,27 +121,6 @@ def skipped(subject: Subject, block: int, bucket: int) -> tuple[int, ...]:
     return tuple(
         sorted({keys for trial in subject.trials for keys in trial.narrow.skip(Shapes(1, 1, block, bucket))})
     )
-
-
-def layers_of(model: Model) -> tuple[dict[str, Twin], dict[str, Twin], bool]:
-    """Layers of distinct shape: the body's, those that give logits; and whether weights are elsewhere too."""
-    body: dict[str, Twin] = {}
-    head: dict[str, Twin] = {}
-    each = next((n for key in EACH if isinstance(n := model.config.get(key), int)), 1)
-    elsewhere = False
-    for path, layer in model.module.named_modules():
-        weight = layer.get("weight") if isinstance(layer, nn.Module) else None
-        flat = weight is not None and weight.ndim == 2
-        elsewhere |= weight is not None and weight.ndim > 2
-        if not isinstance(layer, EXPERTS + HEADS) and not (flat and isinstance(layer, KINDS)):
-            continue
-        twin = Twin(layer, each)
-        if flat and twin.rows >= model.vocab_size:  # a wide layer of a small model's body may be such too
-            head.setdefault(twin.name, twin)
-        is_head = flat and (twin.rows == model.vocab_size or path.rpartition(".")[2] in OUTPUTS)
-        if not is_head and not isinstance(layer, EMBEDDING):
-            body.setdefault(twin.name, twin)
-    return body, head, elsewhere
 
 
 def _first(candidates: Iterable[T], measure: Callable[[T], Iterator[Check]]) -> tuple[T, list[Check]]:
@@ -176,16 +149,24 @@ def _heads(subject: Subject, head: int) -> Iterator[Check]:
         yield _lines(subject, f"head {name}", twin, f"head {head}", head, most)
 
 
+def _small(subject: Subject, tile: int) -> list[Check]:
+    """Checks of narrow steps; none where they don't run. They save time: no reason to refuse a model."""
+    try:
+        return list(_narrow(subject, tile)) if subject.narrow else []
+    except RuntimeError:  # MLX's own, of a device that the kernel isn't for
+        return []
+
+
 def _narrow(subject: Subject, tile: int) -> Iterator[Check]:
-    """The kernel of `narrow` against the layers themselves, in steps of every size that it takes."""
+    """The kernel of `narrow` against MLX's own, in steps of every size that it takes."""
     rng = np.random.default_rng(0)
     sizes = range(narrow.TILE, narrow.MOST + 1, narrow.TILE)
     count = sum(sizes)
     for name, twin in subject.body.items():
-        x = mx.array(twin.lines(rng, round_up(count, tile))).astype(DTYPES[subject.model.dtype])
-        own, ours, at = twin.layer(x)[:count], [], 0
+        x, layer = twin.lines(rng, round_up(count, tile)), twin.make()
+        own, ours, at = layer(x)[:count], [], 0
         for size in sizes:
-            ours += narrow.linear(x[at : at + size], [twin.layer])
+            ours += narrow.linear(x[at : at + size], [layer])
             at += size
         apart = mx.abs(mx.concatenate(ours).astype(mx.float32) - own.astype(mx.float32)).max(1)
         yield Check.of(f"narrow step, linear {name}", f"tile {narrow.TILE} against {tile}", np.array(apart))
@@ -194,12 +175,12 @@ def _narrow(subject: Subject, tile: int) -> Iterator[Check]:
 def _lines(subject: Subject, what: str, twin: Twin, rule: str, tile: int, most: int) -> Check:
     """The same three lines among others, at every kind of place, in batches of several sizes."""
     rng = np.random.default_rng(0)
-    lines = mx.array(twin.lines(rng, CROWD + 3)).astype(DTYPES.get(subject.model.dtype, mx.float32))
+    lines, layer = twin.lines(rng, CROWD + 3), twin.make()
 
     def run(size: int, places: list[int], others: int, first: int = 0) -> np.ndarray:
         which = (others + np.arange(size)) % CROWD
         which[places] = CROWD + (first + np.arange(len(places))) % 3
-        out = twin(lines[mx.array(which)][:, None])[:, 0]
+        out = twin.run(layer, lines[mx.array(which)][:, None])[:, 0]
         return np.array(out[mx.array(places)].astype(mx.float32))
 
     alone = np.concatenate([run(tile, [0], 0, first) for first in range(3)])

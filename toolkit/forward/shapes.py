@@ -1,4 +1,4 @@
-"""Shapes: the three rules that keep a row's arithmetic the same whatever runs beside it.
+"""Shapes: the rules that keep a row's arithmetic the same whatever runs beside it.
 
 A kernel is chosen by the shapes it is given, so a row's result may depend on its company through shapes only.
 `Shapes` says what they are rounded up to. Which values are stable on a device is measured, in `invariance`.
@@ -47,7 +47,7 @@ class Shapes:
     @property
     def plain(self) -> bool:
         """No rule at all: what other engines run."""
-        return self.tile == self.head == self.block == self.bucket == 1
+        return self.tile == self.head == self.block == self.bucket == 1 and not self.narrow
 
 
 PLAIN = Shapes()

@@ -19,8 +19,10 @@ MULTIPLES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128)
 GPU_MULTIPLES = (1, 2, 3, 4, 8, 32)
 """The same on a GPU, where every new shape costs a plan."""
 LONGEST = 8192
-PAIR = 32
-"""Keys from each to its equal, whose value is the negative."""
+BLOCK = 64
+"""Keys among which each has its equal."""
+LOUD = 512.0
+"""Numbers whose products cancel are this large: what rounding leaves of them moves a probability's bits."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +56,31 @@ class Check:
 class Trial:
     """Queries of one geometry, each at its own position, over keys that hold up to `longest` tokens.
 
-    Keys come in equal pairs with opposite values, so that a result is little more than rounding: another
-    order of sums shows in half precision too.
+    Two kinds, in each of which something cancels, so that another order of its sums shows in half precision
+    too. "values": of every 64 keys half are the others again, with opposite values, so that every 64th query
+    is left with rounding. "scores": queries and keys have equal halves, one of them negative, so that a score
+    is what rounding leaves.
     """
 
-    def __init__(self, layer: Geometry, heads: int, sinks: bool = False, longest: int = LONGEST):
+    def __init__(
+        self,
+        layer: Geometry,
+        heads: int,
+        sinks: bool = False,
+        longest: int = LONGEST,
+        *,
+        cancels: str = "values",
+    ):
         self.layer, self.heads, self.longest, self.cpu = layer, heads, longest, backend.on_cpu()
-        self.multiples = MULTIPLES if self.cpu else GPU_MULTIPLES
+        self.cancels, self.multiples = cancels, MULTIPLES if self.cpu else GPU_MULTIPLES
         self.rng = np.random.default_rng(0)
         self.q = self._random(1, longest, heads, layer.key_dim)
-        self.k = self._paired(layer.key_heads, layer.key_dim, 1)
-        self.v = self._paired(layer.value_heads, layer.value_dim, -1)
+        self.k = self._random(1, layer.key_heads, longest, layer.key_dim)
+        self.v = self._random(1, layer.value_heads, longest, layer.value_dim)
+        if cancels == "scores":
+            self.q, self.k = LOUD * self._halves(self.q, 1), LOUD * self._halves(self.k, -1)
+        elif cancels == "values":
+            self.k, self.v = self._pairs(self.k, 1), self._pairs(self.v, -1)
         self.sinks = self._random(heads) if sinks else None
 
     def __str__(self) -> str:
@@ -78,7 +94,7 @@ class Trial:
         if not self.cpu or kv == 1 or self.layer.value_heads != kv:
             return self
         one = replace(self.layer, key_heads=1, value_heads=1)
-        return Trial(one, self.heads // kv, self.sinks is not None, self.longest)
+        return Trial(one, self.heads // kv, self.sinks is not None, self.longest, cancels=self.cancels)
 
     def call(self, where: np.ndarray, keys: int, block: int, beside: bool = False) -> np.ndarray:
         """Queries at these positions over that many keys, in one call; other rows beside if asked."""
@@ -137,9 +153,18 @@ class Trial:
         far = np.abs(single - self.call(late, keys, block)).max((1, 2))
         yield Check.of(f"attention {self}: decode, far on", rule, far)
 
-    def _paired(self, heads: int, dim: int, sign: int) -> mx.array:
-        numbers = self._random(1, heads, self.longest // (2 * PAIR), PAIR, dim)
-        return mx.concatenate([numbers, sign * numbers], axis=3).reshape(1, heads, self.longest, dim)
+    def _pairs(self, numbers: mx.array, sign: int) -> mx.array:
+        """Of every block of keys half are the others again, in mixed order, times the sign."""
+        blocks = numbers.reshape(*numbers.shape[:2], -1, BLOCK, numbers.shape[-1])[:, :, :, : BLOCK // 2]
+        both = mx.concatenate([blocks, sign * blocks], axis=3)
+        return both[:, :, :, mx.array(np.random.default_rng(0).permutation(BLOCK))].reshape(numbers.shape)
+
+    def _halves(self, numbers: mx.array, sign: int) -> mx.array:
+        half = numbers.shape[-1] // 2
+        first, rest = numbers[..., :half], 0 * numbers[..., 2 * half :]
+        both = mx.concatenate([first, sign * first, rest], axis=-1)
+        order = np.r_[np.random.default_rng(0).permutation(2 * half), 2 * half : numbers.shape[-1]]
+        return both[..., mx.array(order)]
 
     def _random(self, *shape: int) -> mx.array:
         return mx.array(self.rng.standard_normal(shape, dtype=np.float32)).astype(self.layer.dtype)
