@@ -1,5 +1,6 @@
 """An explorer shows other data in a chart that it built before: it must be the chart they would have made."""
 
+import math
 from functools import partial
 
 import altair as alt
@@ -11,6 +12,7 @@ from toolkit.view import figure
 from toolkit.view.audit_explorer import AuditExplorer
 from toolkit.view.explorers import FirstTokenExplorer, SeedMatrixExplorer
 from toolkit.view.sweep_explorer import SweepExplorer
+from toolkit.view.sweeps import HOW
 
 ROWS = tk.Request("one two", id="a", seed=1), tk.Request("three", id="b", seed=2)
 
@@ -74,32 +76,67 @@ def test_the_audit_explorer_shows_the_promise_and_names_the_cause(tiny):
     explorer = AuditExplorer(engines, tokens=3)
     assert explorer.words.startswith("global: the promise to seeded requests is broken: last seed wins")
     checks = {mark["check"] for mark in explorer.picture.data["audit"]}
+    assert {sign["verdict"] for sign in explorer.picture.data["verdicts"]} == {"kept", "broken"}
     assert any(name.startswith("own seed") for name in checks)
     assert not any(name.startswith("unseeded together") for name in checks)
     explorer.target.value = "keyed"
     explorer.wait()
     assert explorer.words == "keyed: the promise to seeded requests is kept." and same_chart(explorer)
     assert all(mark["check"].endswith(": kept") for mark in explorer.picture.data["audit"])
+    assert {sign["verdict"] for sign in explorer.picture.data["verdicts"]} == {"kept"}
 
 
 def test_the_sweep_explorer_draws_a_table_along_any_axis(tiny):
     grid = {"policy": ["global", "keyed"], "temperature": [0.5, 1.0]}
 
     def study(policy, temperature):
-        return {"answers": len(policy) + temperature, "word": policy}
+        return {"answers": len(policy) + temperature, "word": policy, "none": math.nan, "one": 1}
 
     explorer = SweepExplorer(tk.sweep(study, grid, progress=False), y="answers", x="policy", names=list(grid))
     assert explorer.words == (
-        "4 points: from 5.5 at policy keyed, temperature 0.5 to 7 at policy global, temperature 1.0."
+        "Mean answers, 4 points: from 5.5 at policy keyed, temperature 0.5 to 7 at policy global, "
+        "temperature 1.0."
     )
     assert same_chart(explorer)
     for name, value in {"x": "temperature", "how": "max", "lines": "policy"}.items():
         getattr(explorer, name).value = value
         assert same_chart(explorer), name
     explorer.lines.value = "(nothing)"
-    assert same_chart(explorer) and explorer.words.startswith("2 points: from 6.5 at temperature 0.5")
-    explorer.y.value = "word"
-    with pytest.raises(ValueError, match='y="word": must be a column of numbers: '):
+    assert same_chart(explorer) and explorer.words == (
+        "Largest answers, 2 points, each over all values of policy: from 6.5 at temperature 0.5 to 7 at "
+        "temperature 1.0."
+    )
+    explorer.y.value = "one"
+    explorer.wait()
+    assert explorer.words.endswith("each over all values of policy: the same everywhere, 1.")
+
+
+def test_the_sweep_explorer_offers_only_what_can_be_drawn(tiny):
+    grid = {"policy": ["global", "keyed"], "temperature": [0.5, 1.0], "top_k": [0, 1]}
+
+    def study(policy, temperature, top_k):
+        some = math.nan if policy == "global" else 1.0
+        return {"number": 1.0, "word": policy, "none": math.nan, "some": some}
+
+    made = tk.sweep(study, grid, progress=False)
+    explorer = SweepExplorer(made, y="number", x="policy", names=list(grid))
+    assert explorer.y.options == ("number", "word", "some")
+    explorer.how.value = "max"
+    for value, how in (("word", "nunique"), ("some", "nunique")):
+        explorer.y.value = value
         explorer.wait()
-    explorer.how.value = "nunique"
-    assert same_chart(explorer)
+        assert explorer.how.value == how
+    assert explorer.how.options == tuple(HOW)  # numbers again, so all of them
+    explorer.how.value = "max"
+    explorer.wait()
+    explorer.x.value = "temperature"
+    explorer.wait()
+    assert explorer.lines.options == ("(nothing)", "policy", "top_k") and explorer.lines.value == "(nothing)"
+    explorer.lines.value = "policy"
+    explorer.wait()
+    assert explorer.words == (
+        "Largest some, 2 points, each over all values of top_k: the same everywhere, 1."
+    )  # of four, two are of no number
+    for x in grid:  # whatever was chosen before
+        explorer.x.value = x
+        assert same_chart(explorer) and explorer.lines.value != x

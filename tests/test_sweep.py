@@ -286,8 +286,11 @@ def test_a_chart_takes_parameters_of_any_name(name):
         with pytest.raises(ValueError, match='y="none": has no number in it; draw another column'):
             draw("none")
     assert len(figure.named_data(figure.spec(made.chart("some", x=name)))["cells"]) == 4
-    assert explored(made, name)("y") == f"4 points: from 1 at {name} 1, other 1 to 4 at {name} 2, other 2."
-    assert explored(made, name)("some").startswith("4 points: from 1 at")
+    assert (
+        explored(made, name)("y")
+        == f"Mean y, 4 points: from 1 at {name} 1, other 1 to 4 at {name} 2, other 2."
+    )
+    assert explored(made, name)("some").startswith("Mean some, 2 points: the same everywhere, 1.")
 
 
 def explored(made, x):

@@ -1,5 +1,6 @@
 """Sweeps: a number for each combination of a grid, against one or two of its parameters."""
 
+from collections.abc import Hashable
 from numbers import Real
 from typing import Any
 
@@ -45,6 +46,21 @@ def sweep_data(frame: pd.DataFrame, y: str, x: str, color: str | None, how: str 
     if made["value"].isna().all():
         raise ValueError(f'y="{y}": has no number in it; draw another column')
     return made
+
+
+def fitting(column: pd.Series) -> list[str]:
+    """Of `HOW`, what can be told of a column: of numbers all, of other values how many differ."""
+    if not column.notna().any():
+        return []
+    if pd.api.types.is_numeric_dtype(column):
+        return list(HOW)
+    return ["nunique"] if all(isinstance(value, Hashable) for value in column.tolist()) else []
+
+
+def said(y: str, how: str) -> str:
+    """What a point is, in words."""
+    words = f"{HOW[how]} {y}"
+    return words[0].upper() + words[1:]
 
 
 def sweep(
@@ -96,5 +112,5 @@ def sweep(
     layers = alt.layer(line, points) if numeric else points
     low, high = data["value"].min(), data["value"].max()
     of = f"{x} and {color}" if color else x
-    sentence = f"{says[0].upper()}{says[1:]} by {of}: {len(data)} points, from {low:g} to {high:g}."
+    sentence = f"{said(y, how)} by {of}: {len(data)} points, from {low:g} to {high:g}."
     return finish(layers.properties(width=width, height=220), sentence, title)
