@@ -23,11 +23,20 @@ def test_audit(read):
 def test_sweeps(read):
     page = read("08_sweeps")
     picture = page.picture()
-    assert "from 1 at top_p 0.5, policy global" in picture.words()
+    assert (
+        "4 points, each over all values of temperature: from 1 at top_p 0.5, policy global" in picture.words()
+    )
     value, how, along, lines = map(page.control, ("Value", "Of its rows", "Along", "Lines"))
     spent = chosen(picture, value, "logprob", "margin", "token")
     spent += chosen(picture, how, "max", "min", "nunique")
     spent += chosen(picture, along, "temperature", "policy")
+    assert lines.input_value() == "(nothing)"  # what lies along is no line
     spent += chosen(picture, lines, "temperature", "(nothing)")
-    assert picture.words().startswith("2 points: from 2 at policy global")
+    assert (
+        "2 points, each over all values of temperature and top_p: from 2 at policy global" in picture.words()
+    )
+    spent += chosen(picture, value, "text")
+    assert how.locator("option").all_text_contents() == ["nunique"]
+    spent += chosen(picture, value, "margin")
+    assert how.locator("option").count() == 5
     finished(page, "08_sweeps", spent, [])
