@@ -40,7 +40,7 @@ def available() -> bool:
     """Whether the default device could run the kernel: CUDA, of compute capability 8 and up."""
     if mx.default_device().type == mx.DeviceType.cpu or not mx.cuda.is_available():
         return False
-    number = re.search(r"\d+", str(mx.device_info().get("architecture", "")))
+    number = re.search(r"\d+", str(mx.device_info(mx.default_device()).get("architecture", "")))
     return number is not None and int(number[0]) >= 80
 
 
