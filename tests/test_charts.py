@@ -7,12 +7,13 @@ import zlib
 from pathlib import Path
 
 import altair as alt
+import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
 from chart_tables import all_charts, distribution, matrix, observed, tokens
 
-from toolkit.view import charts, figure, png, seeds, theme
+from toolkit.view import charts, figure, png, seeds, sweeps, theme
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 CHARTS = all_charts()
@@ -130,3 +131,9 @@ def test_squeezing_a_png_keeps_its_size_and_every_opaque_colour():
     width, height = struct.unpack(">II", small[16:24])
     assert len(zlib.decompress(parts[b"IDAT"])) == height * (width + 1)
     assert png.squeeze(small) == small
+
+
+def test_a_sum_of_nothing_is_no_point_at_zero():
+    frame = pd.DataFrame({"policy": ["global", "global", "keyed"], "margin": [np.nan, np.nan, 2.0]})
+    data = sweeps.sweep_data(frame, "margin", "policy", None, "sum").set_index("across")["value"]
+    assert np.isnan(data["global"]) and data["keyed"] == 2.0

@@ -79,7 +79,8 @@ class Sweep:
         y : str
             A column of numbers; each combination gives a point, its mean.
         x, color : str, optional
-            Two of the grid's names; the first two if left out.
+            Two of the grid's names; the first two if left out. A point is made of the rows of all cells that
+            differ in the others.
         **options
             `how="max"`, "min", "sum" or "nunique" instead of the mean; `width`, `title`.
         """

@@ -40,7 +40,9 @@ def sweep_data(frame: pd.DataFrame, y: str, x: str, color: str | None, how: str 
     )
     values = frame[y].tolist() if how == "nunique" else frame[y].to_numpy("float64", na_value=np.nan)
     table = keys.assign(value=values)
-    made = table.groupby(list(by), sort=False, dropna=False)["value"].agg([how, "size"]).reset_index()
+    rows = table.groupby(list(by), sort=False, dropna=False)["value"]
+    point = rows.sum(min_count=1) if how == "sum" else rows.agg(how)  # a sum of nothing is nothing, not 0
+    made = pd.DataFrame({how: point, "size": rows.size()}).reset_index()
     made = made.rename(columns={how: "value", "size": "observations"})
     made = made.assign(value=[float(f"{float(v):.4g}") for v in made["value"]])
     if made["value"].isna().all():
