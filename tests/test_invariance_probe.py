@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -353,3 +354,16 @@ def test_trials_lay_keys_out_as_the_slabs_do(monkeypatch, beside):
             assert np.array_equal(here[-1:], rows)
             order = np.asarray(rows).strides[1] > np.asarray(rows).strides[2]
             assert (np.asarray(here).strides[1] > np.asarray(here).strides[2]) == order == cpu
+
+
+def test_a_verdict_is_for_one_geometry_also_where_a_configuration_nests_it(tiny):
+    def signature(**inner):
+        return invariance._signature(replace(tiny, config={"text_config": inner, "layers": [1, 2]}))
+
+    assert signature(heads=4) == signature(heads=4) != signature(heads=2)
+
+
+def test_a_model_without_a_layer_that_can_be_tried_does_not_pass(tiny, monkeypatch):
+    monkeypatch.setattr(probe, "layers_of", lambda model: ({}, {}, False))
+    _, checks = probe.search(tiny)
+    assert any(c.differing and "none of a kind" in c.what for c in checks)

@@ -150,11 +150,10 @@ def _signature(model: Model) -> str:
     """What of a model its shapes follow from."""
     body, head, _ = layers_of(model)
     kinds = sorted({type(m).__name__ for _, m in model.module.named_modules()})
-    config = {k: v for k, v in model.config.items() if isinstance(v, int | float | str | bool)}
     layers = (m for _, m in model.module.named_modules() if hasattr(m, "bits"))
     # Each way to quantize has a kernel of its own.
     packing = sorted({(m.bits, getattr(m, "group_size", 0), getattr(m, "mode", "")) for m in layers})
-    parts = [model.dtype, sorted(body), sorted(head), kinds, config, *packing]
+    parts = [model.dtype, sorted(body), sorted(head), kinds, model.config, *packing]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

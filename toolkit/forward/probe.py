@@ -8,6 +8,7 @@ decoded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -139,6 +140,8 @@ def _first(candidates: Iterable[T], measure: Callable[[T], Iterator[Check]]) -> 
 
 def _linears(subject: Subject, tile: int) -> Iterator[Check]:
     most = 33 if subject.slow else 1024 if backend.on_cpu() else 8192
+    if not subject.body:
+        yield Check("linear: none of a kind that could be tried", f"tile {tile}", 1, 1, math.nan)
     for name, twin in subject.body.items():
         yield _lines(subject, f"linear {name}", twin, f"tile {tile}", tile, most)
 
@@ -184,6 +187,9 @@ def _lines(subject: Subject, what: str, twin: Twin, rule: str, tile: int, most: 
         return np.array(out[mx.array(places)].astype(mx.float32))
 
     alone = np.concatenate([run(tile, [0], 0, first) for first in range(3)])
+    if not alone.any(1).all():  # it cancels exactly: nothing would be seen
+        lines = twin.lines(rng, CROWD + 3, cancel=False)
+        alone = np.concatenate([run(tile, [0], 0, first) for first in range(3)])
     some = (n for n in (3 * tile, 24, 33, 100, 200, 257, most // 2, most) if n <= most)
     apart = []
     for size in sorted({round_up(n, tile) for n in (tile, 2 * tile, *some)}):

@@ -3,7 +3,7 @@
 Kernels that sum in another order differ in the last bits of float32, which a result in half precision hides
 nearly always: one in some thousand shows. So a layer is not compared with its own weights but with others
 that cancel: half of the columns are the others' negatives, in mixed order, and a line has equal numbers
-there. What is left is rounding alone, and another order gives another number.
+there, of very different sizes. What is left is rounding alone, and another order gives another number.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ EXPERTS, HEADS = (SwitchGLU, SwitchMLP), (MultiLinear, QuantizedMultiLinear)
 LINEAR, EMBEDDING = (nn.Linear, nn.QuantizedLinear), (nn.Embedding, nn.QuantizedEmbedding)
 EACH = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 """What configurations call the number of experts that a token goes through."""
-LOUD = 256.0
-"""Numbers of a line are this large, so that what rounding leaves of them is no subnormal of float16."""
+LOUD, SPREAD = 64.0, 5
+"""How large a line's numbers are, so that what rounding leaves of them is no subnormal of float16; and how
+many powers of two more or less, so that their sums need more than float32's 24 bits."""
+PINNED = 2
+"""Columns of a group that say what its scale is."""
 ROWS = 1024
 """Rows that are made; a layer has them again and again, since a kernel knows shapes, not values."""
 
@@ -44,8 +47,14 @@ def layers_of(model: Model) -> tuple[dict[str, Twin], dict[str, Twin], bool]:
         elsewhere |= weight is not None and weight.ndim > 2
         if isinstance(layer, HEADS):
             body.setdefault((twin := Twin(layer, dtype)).name, twin)
-        if weight is None or weight.ndim != 2 or not isinstance(layer, LINEAR + EMBEDDING):
+        if weight is None or weight.ndim != 2:
             continue
+        if not isinstance(layer, LINEAR + EMBEDDING):
+            if not mx.issubdtype(weight.dtype, mx.floating):
+                elsewhere = True
+                continue
+            layer, held = nn.Linear(1, 1, bias=False), layer  # a router, which multiplies by it as this does
+            layer.weight = held.weight
         twin = Twin(layer, dtype)
         if isinstance(layer, EMBEDDING):
             if twin.rows >= model.vocab_size:
@@ -105,19 +114,22 @@ class Twin:
             packing = (inner.group_size, getattr(inner, "mode", "affine"))
             usual = packing == (64, "affine")
             what += [f"{inner.bits} bits" + ("" if usual else f" in {packing[0]} ({packing[1]})")]
-        elif inner.weight.dtype != dtype:
-            what += [str(inner.weight.dtype).removeprefix("mlx.core.")]
+        kept = inner.get("scales", inner.weight).dtype
+        if kept != dtype and mx.issubdtype(kept, mx.floating):
+            what += [str(kept).removeprefix("mlx.core.")]
         self.name = ", ".join(what + ["bias"] * ("bias" in inner))
 
-    def lines(self, rng: np.random.Generator, count: int) -> mx.array:
-        """Lines whose exact result is zero: [count, width]; of latent heads, [count, heads x width]."""
+    def lines(self, rng: np.random.Generator, count: int, cancel: bool = True) -> mx.array:
+        """Lines whose exact result is zero, unless not to `cancel`: [count, width], heads side by side."""
         heads = self.parts if isinstance(self.original, HEADS) else 1
-        group = _group(self.original[self.part] if self.part else self.original)
-        half, order = _mirror(self.width // group)
-        numbers = rng.standard_normal((count, heads, self.width // group - half, group), dtype=np.float32)
-        rest = numbers[..., half:, :] * (half == 0)  # nothing takes it off
-        both = np.concatenate([numbers[..., :half, :], numbers[..., :half, :], rest], -2)[..., order, :]
-        return mx.array(LOUD * both.reshape(count, -1)).astype(self.dtype)
+        first, second = _mirror(self.width, self.original[self.part] if self.part else self.original)
+        numbers = rng.standard_normal((count * heads, self.width), dtype=np.float32)
+        if cancel:
+            sizes = rng.integers(-SPREAD, SPREAD + 1, (count * heads, len(first))).astype(np.float32)
+            loud = LOUD * numbers[:, : len(first)] * np.exp2(sizes)
+            numbers = np.zeros_like(numbers)
+            numbers[:, first] = numbers[:, second] = loud
+        return mx.array(numbers.reshape(count, -1)).astype(self.dtype)
 
     def make(self) -> nn.Module:
         """The twin: as large as the layer."""
@@ -170,49 +182,38 @@ def _spread(each: int) -> Any:
 def _cancel(layer: nn.Module, dtype: mx.Dtype) -> None:
     """Give it weights that cancel by columns, and a bias of the size of what is left."""
     *most, rows, width = layer.weight.shape
-    group, key = _group(layer), mx.random.key(0)
-    if not hasattr(layer, "bits"):
-        half, order = _mirror(width)
-        numbers = mx.random.normal((min(rows, ROWS), width - half), key=key).astype(layer.weight.dtype)
-        layer["weight"] = _full(_mixed(numbers[..., None], -numbers[..., None], half, order), most, rows)
-    else:
-        half, order = _mirror(width * 32 // layer.bits // group)
+    rng, bits = np.random.default_rng(0), getattr(layer, "bits", 0)
+    width = width * 32 // bits if bits else width
+    first, second = _mirror(width, layer)
+    made = rng.standard_normal((min(rows, ROWS), width), dtype=np.float32)
+    names: tuple[str, ...] = ("weight", "scales", "biases")
+    kept = layer.weight.dtype
+    if bits:
+        # Numbers that this quantization holds exactly, and in each group's first columns, which no line has
+        # anything for, those that give every group the same scale.
         mode = getattr(layer, "mode", "affine")
-        size = width * 32 // layer.bits - half * group
-        numbers = mx.random.normal((min(rows, ROWS), size), key=key).astype(dtype)
-        words, scales, *biases = mx.quantize(numbers, group, layer.bits, mode=mode)
-        words, negative = words.reshape(*scales.shape, -1), words.reshape(*scales.shape, -1)
-        if not biases:  # floating point: a bit of each number is its sign
-            negative = words ^ mx.array({4: 0x88888888, 8: 0x80808080}[layer.bits], words.dtype)
-        layer["weight"] = _full(_mixed(words, negative, half, order), most, rows)
-        for name, of in zip(("scales", "biases"), (scales, *biases), strict=False):
-            other = -of if biases else of
-            layer[name] = _full(_mixed(of[..., None], other[..., None], half, order), most, rows)
+        kept = layer.scales.dtype if mode == "affine" else dtype
+        most_of, pinned = {"affine": (2 ** (bits - 1) - 1, [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1]),
+                           "mxfp8": (15, [448, 0])}.get(mode, (0, [6, 0]))  # fmt: skip
+        fours = np.array([0.5, 1, 1.5, 2, 3, 4, 6]) if not most_of else np.arange(1, most_of + 1)
+        made = rng.choice(np.concatenate([-fours, fours]), made.shape).astype(np.float32)
+        made.reshape(len(made), -1, layer.group_size)[..., :PINNED] = pinned
+    made[:, second] = -made[:, first]
+    block = mx.array(made).astype(kept)
+    parts = mx.quantize(block, layer.group_size, bits, mode=mode) if bits else (block,)
+    for name, part in zip(names, parts, strict=False):
+        full = part[mx.arange(rows) % len(part)]
+        layer[name] = mx.contiguous(mx.broadcast_to(full, (*most, *full.shape))) if most else full
     if "bias" in layer:
-        layer["bias"] = mx.random.normal(layer["bias"].shape, key=key).astype(layer["bias"].dtype) * 1e-3
+        bias = mx.random.normal(layer["bias"].shape, key=mx.random.key(0))
+        layer["bias"] = (bias * 1e-3).astype(layer["bias"].dtype)
 
 
-def _full(block: mx.array, most: list[int], rows: int) -> mx.array:
-    block = block[mx.arange(rows) % len(block)]
-    return mx.contiguous(mx.broadcast_to(block, (*most, *block.shape))) if most else block
-
-
-def _mixed(numbers: mx.array, negative: mx.array, half: int, order: np.ndarray) -> mx.array:
-    """Groups of columns, [rows, groups, ...], their mirror images and the rest in order: [rows, ...]."""
-    both = mx.concatenate([numbers[:, :half], negative[:, :half], numbers[:, half:]], 1)
-    return both[:, mx.array(order)].reshape(len(both), -1)
-
-
-def _group(layer: nn.Module) -> int:
-    """Columns that share a scale cancel as one."""
-    return layer.group_size if hasattr(layer, "bits") else 1
-
-
-def _mirror(groups: int) -> tuple[int, np.ndarray]:
-    """How many groups have a mirror image, and the order in which both halves and the rest stand.
-
-    None where they are few: one and its image may cancel exactly, whatever the order within.
-    """
-    half = groups // 2 if groups >= 4 else 0
-    order = np.random.default_rng(0).permutation(2 * half)
-    return half, np.concatenate([order, np.arange(2 * half, groups)]).astype(np.int32)
+def _mirror(width: int, layer: nn.Module) -> tuple[np.ndarray, np.ndarray]:
+    """Columns, and in the same order those that are their negatives."""
+    free = np.arange(width)
+    if hasattr(layer, "bits"):
+        free = free[free % layer.group_size >= PINNED]
+    mixed = np.random.default_rng(0).permutation(free)
+    half = len(mixed) // 2
+    return mixed[:half], mixed[half : 2 * half]
