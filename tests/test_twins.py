@@ -127,3 +127,15 @@ def test_the_number_of_experts_is_found_where_configurations_keep_it():
     for config, each in (({}, 1), ({"num_experts_per_tok": 4}, 4), ({"moe_topk": [2, 8]}, 2),
                          ({"text_config": {"num_experts_per_tok": 8}}, 8), ({"moe_k": None}, 1)):  # fmt: skip
         assert twins._each(config) == each
+
+
+def test_looking_for_layers_leaves_the_global_generator_alone():
+    routed = Setting("architecture", "glm4_moe").model()
+    mx.random.seed(7)
+    before = [np.array(a) for a in mx.random.state]
+    body, _, _ = twins.layers_of(routed)
+    for twin in body.values():
+        twin.make()
+    assert all(np.array_equal(a, b) for a, b in zip(mx.random.state, before, strict=True))
+    mx.eval(mx.random.normal((2,)))
+    assert not all(np.array_equal(a, b) for a, b in zip(mx.random.state, before, strict=True))

@@ -10,18 +10,17 @@ from steps import RUN_ALL
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
+needs_browser = pytest.mark.skipif(
+    not CHROMIUM,
+    reason="put chromium or google-chrome on the PATH (apt-get install chromium), then make unit",
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "browser" in item.path.parts:
             item.add_marker(pytest.mark.browser)
-            if not CHROMIUM:
-                item.add_marker(
-                    pytest.mark.skip(
-                        reason="no browser to drive: put chromium or google-chrome on the PATH (Debian: "
-                        "apt-get install chromium, as .ci/run does) and run make unit again"
-                    )
-                )
+            item.add_marker(needs_browser)
 
 
 @pytest.fixture(scope="session")

@@ -135,7 +135,7 @@ def plan(
         token = starts.get(capacity, -1) if queries == 1 else -1
         slot = 0 if whole else pieces[0].slot if rows == 1 and not coarse else -1
         index, where = np.zeros((rows, queries), np.int32), np.zeros((rows, queries), np.int32)
-        if queries == 1:
+        if queries == 1:  # the same in one go: a decode step's host time counts
             lines = np.array([p.slot for p in pieces]) if whole else np.arange(len(pieces))
             tokens = [p.token for p in pieces]
             index[lines, 0], where[lines, 0] = tokens, [p.position for p in pieces]

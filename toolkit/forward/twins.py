@@ -9,6 +9,7 @@ there, of very different sizes. What is left is rounding alone, and another orde
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -41,8 +42,7 @@ def layers_of(model: Model) -> tuple[dict[str, Twin], dict[str, Twin], bool]:
     each, elsewhere, dtype = _each(model.config), False, DTYPES.get(model.dtype, mx.float32)
     for path, layer in model.module.named_modules():
         if isinstance(layer, EXPERTS):
-            parts = ("gate_proj", "down_proj") if isinstance(layer, SwitchGLU) else ("fc1", "fc2")
-            body |= {twin.name: twin for twin in (Twin(layer, dtype, part, each) for part in parts)}
+            body |= {twin.name: twin for twin in (Twin(layer, dtype, part, each) for part in _parts(layer))}
         weight = layer.get("weight") if isinstance(layer, nn.Module) else None
         elsewhere |= weight is not None and weight.ndim > 2
         if isinstance(layer, HEADS):
@@ -53,8 +53,7 @@ def layers_of(model: Model) -> tuple[dict[str, Twin], dict[str, Twin], bool]:
             if not mx.issubdtype(weight.dtype, mx.floating):
                 elsewhere = True
                 continue
-            layer, held = nn.Linear(1, 1, bias=False), layer  # a router, which multiplies by it as this does
-            layer.weight = held.weight
+            layer = _linear(weight)  # a router, which multiplies by it as this does
         twin = Twin(layer, dtype)
         if isinstance(layer, EMBEDDING):
             if twin.rows >= model.vocab_size:
@@ -65,6 +64,18 @@ def layers_of(model: Model) -> tuple[dict[str, Twin], dict[str, Twin], bool]:
         if not is_head(path, layer, model.vocab_size):
             body.setdefault(twin.name, twin)
     return body, head or tied, elsewhere
+
+
+def _parts(experts: nn.Module) -> tuple[str, str]:
+    """The first and the last of their layers; where there is a third, it is like the first."""
+    return ("gate_proj", "down_proj") if isinstance(experts, SwitchGLU) else ("fc1", "fc2")
+
+
+def _linear(weight: mx.array) -> nn.Linear:
+    made = nn.Linear.__new__(nn.Linear)  # its own start would draw weights from the global generator
+    nn.Module.__init__(made)
+    made.weight = weight
+    return made
 
 
 def _each(config: dict[str, Any]) -> int:
@@ -137,16 +148,14 @@ class Twin:
         if not self.part:
             _cancel(made, self.dtype)
             return made
-        first, last = ("gate_proj", "down_proj") if isinstance(made, SwitchGLU) else ("fc1", "fc2")
+        first, _ = _parts(made)
         for name in ("gate_proj", "up_proj", "down_proj", "fc1", "fc2"):
             if name == self.part:
                 made[name] = copy.copy(made[name])
                 _cancel(made[name], self.dtype)
-            elif name in made:  # what stands before it, or after it, hands on what it gets
-                setattr(made, name, _spread(self.each) if self.part == last else _same)
-        if self.part == first and isinstance(made, SwitchGLU):
-            made.up_proj = _same
-        made.activation = _other if self.part == first else lambda x, *_: x
+            elif name in made:  # what stands beside it hands on what it gets
+                setattr(made, name, _same if self.part == first else _spread(self.each))
+        made.activation = _other if self.part == first else _same
         return made
 
     def run(self, layer: nn.Module, x: mx.array) -> mx.array:
@@ -189,15 +198,11 @@ def _cancel(layer: nn.Module, dtype: mx.Dtype) -> None:
     names: tuple[str, ...] = ("weight", "scales", "biases")
     kept = layer.weight.dtype
     if bits:
-        # Numbers that this quantization holds exactly, and in each group's first columns, which no line has
-        # anything for, those that give every group the same scale.
         mode = getattr(layer, "mode", "affine")
         kept = layer.scales.dtype if mode == "affine" else dtype
-        most_of, pinned = {"affine": (2 ** (bits - 1) - 1, [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1]),
-                           "mxfp8": (15, [448, 0])}.get(mode, (0, [6, 0]))  # fmt: skip
-        fours = np.array([0.5, 1, 1.5, 2, 3, 4, 6]) if not most_of else np.arange(1, most_of + 1)
-        made = rng.choice(np.concatenate([-fours, fours]), made.shape).astype(np.float32)
-        made.reshape(len(made), -1, layer.group_size)[..., :PINNED] = pinned
+        sizes, pinned = _exact(mode, bits)
+        made = rng.choice(np.concatenate([np.negative(sizes), sizes]), made.shape).astype(np.float32)
+        made.reshape(len(made), -1, layer.group_size)[..., :PINNED] = pinned  # no line has anything there
     made[:, second] = -made[:, first]
     block = mx.array(made).astype(kept)
     parts = mx.quantize(block, layer.group_size, bits, mode=mode) if bits else (block,)
@@ -207,6 +212,16 @@ def _cancel(layer: nn.Module, dtype: mx.Dtype) -> None:
     if "bias" in layer:
         bias = mx.random.normal(layer["bias"].shape, key=mx.random.key(0))
         layer["bias"] = (bias * 1e-3).astype(layer["bias"].dtype)
+
+
+def _exact(mode: str, bits: int) -> tuple[Sequence[float], tuple[float, float]]:
+    """What a quantization holds exactly, up to the sign, and what a group must hold for its scale to be 1."""
+    if mode == "affine":
+        half = 2 ** (bits - 1)
+        return range(1, half), (-half, half - 1)
+    if mode == "mxfp8":
+        return range(1, 16), (448, 0)
+    return (0.5, 1, 1.5, 2, 3, 4, 6), (6, 0)
 
 
 def _mirror(width: int, layer: nn.Module) -> tuple[np.ndarray, np.ndarray]:
