@@ -4,12 +4,13 @@ from collections import Counter
 from importlib.metadata import version
 
 import architectures
+import mlx.core as mx
 import packing
 import pytest
 from packing import BITS, NOT_BUILT, PAGE, ROUNDING, SEQUENTIAL, Verdict
 
 from toolkit import backend
-from toolkit.forward import SequentialForward, build, layers
+from toolkit.forward import SequentialForward, build, layers, selfcheck
 from toolkit.forward.packed import PackedForward, Unpackable
 from toolkit.forward.shapes import PLAIN
 
@@ -92,3 +93,19 @@ def _near(init):
         self.offset = step.positions % 50  # right wherever a short prompt looks
 
     return near
+
+
+def test_experts_that_mlx_misreads_are_refused(monkeypatch):
+    """As MLX 0.32 does on a GPU: lines with an axis added are read with a stride of one."""
+    model = packing.as_model(architectures.build("gpt_oss"), "gpt_oss")
+    assert not selfcheck.misread(model)
+    real = mx.gather_mm
+
+    def misreading(x, w, **options):
+        added = x.shape[-2] == 1 and memoryview(x).strides[-2] != x.shape[-1] * x.itemsize
+        return real(mx.roll(x, 1, 0) if added else x, w, **options)
+
+    monkeypatch.setattr(mx, "gather_mm", misreading)
+    assert selfcheck.misread(model)
+    with pytest.raises(Unpackable, match="misreads its experts"):
+        PackedForward(model, PLAIN)

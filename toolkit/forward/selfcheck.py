@@ -16,10 +16,12 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_cache
+from mlx_lm.models import switch_layers
 
 from .. import backend
 from ..models import Model
 from .attach import Caches, attached
+from .layers import Unpackable
 from .spans import Span
 
 LENGTHS = (13, 8, 3)
@@ -33,6 +35,7 @@ MOST = 0.25
 
 _seen: weakref.WeakKeyDictionary[Model, dict[str, float]] = weakref.WeakKeyDictionary()
 _allowed: weakref.WeakKeyDictionary[Model, float] = weakref.WeakKeyDictionary()
+_EXPERTS = (switch_layers.SwitchLinear, switch_layers.QuantizedSwitchLinear)
 
 
 def agrees(model: Model, forward: Any) -> float:
@@ -50,11 +53,41 @@ def agrees(model: Model, forward: Any) -> float:
         Root mean square difference in standard deviations of the model's own logits: the largest over what is
         compared (in half precision, of medians over rows, since a router's near tie may flip in one).
         Remembered for as long as the model lives.
+
+    Raises
+    ------
+    Unpackable
+        MLX gets this model's experts wrong on this device.
     """
     seen = _seen.setdefault(model, {})
     if forward.name not in seen:
+        if misread(model):
+            raise Unpackable("MLX misreads its experts' lines on this device (ml-explore/mlx, pull request "
+                             "3960): long prompts come out wrong, in mlx-lm too")  # fmt: skip
         seen[forward.name] = max(_differences(model, forward))
     return seen[forward.name]
+
+
+def misread(model: Model) -> bool:
+    """Whether this device's product of sorted lines and experts depends on how the lines came about.
+
+    Some versions of MLX read lines wrongly on a GPU if an axis was added to them, as mlx-lm does to experts'
+    biases (ml-explore/mlx, pull request 3960). Which layout a sum of both gets depends on what memory was
+    free: 32 tokens and more then come out right at one time and wrong at another.
+    """
+    kinds = {}
+    for layer in model.module.modules():
+        if type(layer) in _EXPERTS and "bias" in layer:
+            kinds[type(layer), layer.input_dims, getattr(layer, "bits", 0)] = layer
+    for layer in kinds.values():
+        count, width = 2 * layer.num_experts, layer.input_dims
+        lines = mx.cos(mx.arange(count * width)).astype(layer.bias.dtype).reshape(count, width)
+        expert = mx.arange(count) // 2
+        ways = lines.reshape(count, 1, width), mx.expand_dims(lines, -2)
+        right, found = (layer(x, expert, sorted_indices=True) for x in ways)
+        if not mx.allclose(right, found, rtol=0.02, atol=0.02, equal_nan=True).item():
+            return True
+    return False
 
 
 def allowance(model: Model) -> float:
