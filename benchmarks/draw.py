@@ -19,7 +19,7 @@ import numpy as np
 from mlx_lm.sample_utils import make_sampler
 
 from toolkit.requests import Request
-from toolkit.sampling import Draw, Sampler, chain, plain
+from toolkit.sampling import Draw, Sampler, chain, unfiltered
 
 
 def logits(rows: int, vocab: int, spread: float) -> mx.array:
@@ -41,16 +41,19 @@ def keyed(rows, parameters, values):
 
 def without_margins(run):
     """The same draw with margins and drift left out, to see what they cost."""
-    best = plain.best_two_host
+    best = unfiltered.best_two_host
     drift = chain.max_drift
 
     def bare():
-        plain.best_two_host = lambda scores: (scores.argmax(axis=-1).astype(np.int32), np.zeros(len(scores)))
+        unfiltered.best_two_host = lambda scores: (
+            scores.argmax(axis=-1).astype(np.int32),
+            np.zeros(len(scores)),
+        )
         chain.max_drift = lambda lists, settings, stages, scores, drawn, margin, last, typical: margin
         try:
             run()
         finally:
-            plain.best_two_host, chain.max_drift = best, drift
+            unfiltered.best_two_host, chain.max_drift = best, drift
 
     return bare
 

@@ -101,7 +101,7 @@ def main() -> int:
         return 0
 
     from toolkit import backend
-    from toolkit.fetch import fetch
+    from toolkit.models.fetch import fetch
 
     directory, results = str(fetch("smollm2")), {}
     for name, kind in KINDS.items():

@@ -25,7 +25,7 @@ import numpy as np
 
 from toolkit import noise
 from toolkit.requests import Request
-from toolkit.sampling import Draw, Sampler, kernels, plain
+from toolkit.sampling import Draw, Sampler, kernels, unfiltered
 from toolkit.sampling.ranking import rank
 
 FAILED = []
@@ -53,7 +53,7 @@ def agreement(rows, vocab, dtype):
     logits = rows_of(rows, vocab, dtype)
     inverse, mask, keys = setup(rows, greedy=True)
     ours = kernels.draw_fused(logits, inverse, mask, keys)
-    reference = plain.draw_lazy(logits, inverse, mask, keys)
+    reference = unfiltered.draw_lazy(logits, inverse, mask, keys)
     mx.eval(ours, reference)
     (a, *floats), (b, *expected) = ([np.array(x) for x in xs] for xs in (ours, reference))
     clear = expected[0] > 1e-4
@@ -197,7 +197,7 @@ def speed(rows, vocab, dtype):
         "argmax": lambda: mx.argmax(logits, axis=-1),
         "fused": lambda: list(kernels.draw_fused(logits, inverse, None, keys)),
         "fused, tokens only": lambda: kernels.draw_fused(logits, hot, None, keys)[0],
-        "plain": lambda: list(plain.draw_lazy(logits, inverse, None, keys)),
+        "plain": lambda: list(unfiltered.draw_lazy(logits, inverse, None, keys)),
         "Sampler": lambda: sampler.draw(logits, next(positions)).arrays(),
     }
     for name, draws in filtered.items():

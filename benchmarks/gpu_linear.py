@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from toolkit.forward import narrow
+from toolkit.forward import cuda_linear
 
 CASES = (
     (1024, (2048, 1024, 1024), mx.bfloat16, False),
@@ -64,7 +64,8 @@ def checks():
         theirs = [layer(x) for layer in layers]
         among_256 = apart([layer(x[:256]) for layer in layers], [out[:256] for out in theirs])
         counts = [
-            apart(narrow.linear(x[:lines], layers), [out[:lines] for out in theirs]) for lines in (32, 64)
+            apart(cuda_linear.linear(x[:lines], layers), [out[:lines] for out in theirs])
+            for lines in (32, 64)
         ]
         failed += any(counts)
         word = "FAIL" if any(counts) else "PASS"
@@ -75,20 +76,23 @@ def checks():
 
 def control():
     """The same kernel with sums in another order: were the comparison blind, this would not differ."""
-    start = narrow.SOURCE.index('asm volatile("mma.sync')
-    stop = narrow.SOURCE.index(";\n    }", start)
+    start = cuda_linear.SOURCE.index('asm volatile("mma.sync')
+    stop = cuda_linear.SOURCE.index(";\n    }", start)
     halves = "".join(
         HALVES.replace("AT", at).replace("LOW", low) for at, low in (("at", "low"), ("at + 4", "low + 4"))
     )
-    source, narrow.SOURCE = narrow.SOURCE, narrow.SOURCE[:start] + halves + narrow.SOURCE[stop + 1 :]
-    narrow._kernel.cache_clear()
+    source, cuda_linear.SOURCE = (
+        cuda_linear.SOURCE,
+        cuda_linear.SOURCE[:start] + halves + cuda_linear.SOURCE[stop + 1 :],
+    )
+    cuda_linear._kernel.cache_clear()
     layers = layers_of(1024, (2048,), mx.bfloat16, False)
     x = mx.array(np.random.default_rng(1).normal(size=(256, 1024)).astype(np.float32)).astype(mx.bfloat16)
     try:
-        count = apart(narrow.linear(x[:32], layers), [layers[0](x)[:32]])
+        count = apart(cuda_linear.linear(x[:32], layers), [layers[0](x)[:32]])
     finally:
-        narrow.SOURCE = source
-        narrow._kernel.cache_clear()
+        cuda_linear.SOURCE = source
+        cuda_linear._kernel.cache_clear()
     print(f"{'PASS' if count else 'FAIL'}  control, sums of 8: {count} of {32 * 2048} differ")
     return not count
 
@@ -122,10 +126,11 @@ def times():
         x = mx.random.normal((lines, 1024)).astype(mx.bfloat16)
         tile = mx.random.normal((256, 1024)).astype(mx.bfloat16)
         ours = {
-            "1024 x 1024": (lambda a: narrow.linear(a, square[:1])[0], square[0]),
-            "4 of them side by side": (lambda a: sum(narrow.linear(a, square)[1:]),
+            "1024 x 1024": (lambda a: cuda_linear.linear(a, square[:1])[0], square[0]),
+            "4 of them side by side": (lambda a: sum(cuda_linear.linear(a, square)[1:]),
                                        lambda a: sum(layer(a) for layer in square)),
-            "1024 x 3072, 3072 x 1024": (lambda a: narrow.linear(narrow.linear(a, deep[1:])[0], deep[:1])[0],
+            "1024 x 3072, 3072 x 1024": (lambda a: cuda_linear.linear(
+                                             cuda_linear.linear(a, deep[1:])[0], deep[:1])[0],
                                          lambda a: deep[0](deep[1](a))),
         }  # fmt: skip
         for what, (mine, theirs) in ours.items():
@@ -138,7 +143,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("checks", "times"), help="a part of the work")
     options = parser.parse_args()
-    if not narrow.available():
+    if not cuda_linear.available():
         sys.exit("toolkit: the kernel needs MLX's CUDA build and its device")
     print(mx.device_info(mx.default_device()).get("device_name", ""), mx.__version__)
     failed = 0

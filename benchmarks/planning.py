@@ -10,8 +10,9 @@ import argparse
 import random
 import time
 
-from toolkit.cohorts import STRATEGIES, Row, compare, plan_cohorts
-from toolkit.lengths import read_rows
+from toolkit.cohorts.plan import STRATEGIES, compare, plan_cohorts
+from toolkit.cohorts.read import read_rows
+from toolkit.cohorts.types import Row
 
 ROWS = 100_000
 TARGET = 0.1  # seconds

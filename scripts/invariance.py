@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from toolkit import backend
 from toolkit.forward.shapes import Shapes
-from toolkit.models import DTYPES
+from toolkit.models.load import DTYPES
 
 
 def main() -> int:

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolkit.engine.admission import check
 from toolkit.fields import show
-from toolkit.requests import Request, check, named, read_jsonl
+from toolkit.requests import Request, named, read_jsonl
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 TEXT = st.text(max_size=20)  # hypothesis leaves surrogates out

@@ -10,40 +10,45 @@ from typing import TYPE_CHECKING, Any
 from . import backend
 
 if TYPE_CHECKING:  # for editors and type checkers; the table below says the same to Python
-    from .cohorts import Cohort, Row, drain_window, plan_cohorts
-    from .engine import Engine
-    from .models import Model, load, loaded, tiny
-    from .policies import POLICIES
-    from .requests import Completion, Request, Results
-    from .study.audit import audit
+    from .cohorts.plan import drain_window, plan_cohorts
+    from .cohorts.types import Cohort, Row
+    from .engine.engine import Engine, generate
+    from .engine.policies import POLICIES
+    from .engine.trace import Trace
+    from .models.load import Model, load, loaded, tiny
+    from .requests import Request
+    from .results import Completion, Results
+    from .study.audit.run import audit
     from .study.doctor import doctor
-    from .study.sweep import sweep
-    from .trace import Trace
+    from .study.drift.study import drift
+    from .study.seeds.first_token import first_tokens
+    from .study.seeds.seed_matrix import seed_matrix
+    from .study.sweep.run import sweep
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "load": "models",
-    "loaded": "models",
-    "tiny": "models",
-    "Model": "models",
+    "load": "models.load",
+    "loaded": "models.load",
+    "tiny": "models.load",
+    "Model": "models.load",
     "Request": "requests",
-    "Completion": "requests",
-    "Results": "requests",
-    "Row": "cohorts",
-    "Cohort": "cohorts",
-    "plan_cohorts": "cohorts",
-    "drain_window": "cohorts",
-    "generate": "engine",
-    "Engine": "engine",
-    "Trace": "trace",
-    "POLICIES": "policies",
-    "first_tokens": "study.first_token",
-    "seed_matrix": "study.seed_matrix",
-    "drift": "study.drift",
-    "audit": "study.audit",
+    "Completion": "results",
+    "Results": "results",
+    "Row": "cohorts.types",
+    "Cohort": "cohorts.types",
+    "plan_cohorts": "cohorts.plan",
+    "drain_window": "cohorts.plan",
+    "generate": "engine.engine",
+    "Engine": "engine.engine",
+    "Trace": "engine.trace",
+    "POLICIES": "engine.policies",
+    "first_tokens": "study.seeds.first_token",
+    "seed_matrix": "study.seeds.seed_matrix",
+    "drift": "study.drift.study",
+    "audit": "study.audit.run",
     "doctor": "study.doctor",
-    "sweep": "study.sweep",
+    "sweep": "study.sweep.run",
 }
 
 __all__ = ["backend"]

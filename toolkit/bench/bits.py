@@ -13,9 +13,10 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from ..engine import Engine
-from ..forward import PackedForward, Span
-from ..models import Model
+from ..engine.engine import Engine
+from ..forward.packed import PackedForward
+from ..forward.spans import Span
+from ..models.load import Model
 from ..requests import Request
 from . import workloads
 from .measure import Check, Line, Skipped

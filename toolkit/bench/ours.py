@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..requests import Request
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
-from ..models import Model
+from ..models.load import Model
 
 Prompts = Sequence[Sequence[int]]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from .. import models
-from ..engine import Engine
-from ..lengths import read_rows
-from ..models import Model
+from ..cohorts.read import read_rows
+from ..engine.engine import Engine
+from ..models.fetch import manifest
+from ..models.load import Model, tiny
 from ..requests import Request
 from . import installed, ours, peers, workloads
 from .measure import Clock, Figure, Line, Skipped, medians
@@ -145,7 +145,7 @@ def trace(job: Job) -> Iterator[Line]:
         yield Skipped("trace", "no trace of prompt lengths here; name one with --trace FILE")
         return
     rows = read_rows(str(job.trace))[: 40 if job.quick else 1000]
-    model = workloads.endless(models.tiny())
+    model = workloads.endless(tiny())
     prompts = workloads.prompts([max(1, row.length // 8) for row in rows], model.vocab_size)
     batch, total = ours.requests(prompts, 1), sum(map(len, prompts))
     packed = Engine(model)
@@ -163,7 +163,7 @@ def as_installed(job: Job) -> Iterator[Line]:
     if job.gpu:
         yield Skipped("installed", "on a GPU, mlx-lm as installed is what all other lines compare with")
         return
-    known = models.manifest().get(job.model.name)
+    known = manifest().get(job.model.name)
     if known is None or not known.path.exists():
         yield Skipped("installed", f"needs a fetched model, such as smollm2; {job.model.name} is none")
         return

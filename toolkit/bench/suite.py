@@ -10,7 +10,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .. import backend, models
+from .. import backend
+from ..models.load import load
 from . import bits, draws, options, report, rows, workloads
 from .measure import Check, Clock, Line, Skipped
 from .rows import Job
@@ -83,7 +84,7 @@ def _job(args: argparse.Namespace, clock: Clock) -> Job:
     if args.model is None and gpu:
         model = workloads.random_qwen3()
     else:
-        model = models.load(args.model or "smollm2", progress=sys.stderr.isatty())
+        model = load(args.model or "smollm2", progress=sys.stderr.isatty())
     mx.random.seed(0)  # for the peers' draws
     return Job(
         model=workloads.endless(model),

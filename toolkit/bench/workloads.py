@@ -12,8 +12,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..models import Model
-from ..precision import untouched_generator
+from ..models.dtype import untouched_generator
+from ..models.load import Model
 
 SHORT = 96, 8, 200, 16
 """Seed, least, upper end and number: 16 prompts of 1,847 tokens in all."""

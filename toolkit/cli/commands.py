@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import cohorts
-from ..lengths import read_rows
-from ..requests import check as checked
+from ..cohorts.plan import compare
+from ..cohorts.read import read_rows
+from ..engine.admission import check as checked
 from ..requests import named
 from . import arguments, output
 from .arguments import Source, among, open_model
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def generate(args: argparse.Namespace) -> int:
     """Run requests together; what the model can't take is reported and doesn't stop the others."""
-    from .. import engine
+    from ..engine import engine
 
     output.check("--out", args.out)
     source = Source(args.file)
@@ -55,7 +55,7 @@ def plan(args: argparse.Namespace) -> int:
     rows = read_rows(args.file, lambda: open_model(args.model))
     if not rows:
         raise ValueError(f"{args.file}: no rows in it")
-    compared = cohorts.compare(rows, args.planner, max_rows=args.max_rows, token_budget=args.token_budget)
+    compared = compare(rows, args.planner, max_rows=args.max_rows, token_budget=args.token_budget)
     if args.out:
         output.write_table(args.out, output.joined(compared.plans))
     if args.json:
@@ -70,7 +70,7 @@ def plan(args: argparse.Namespace) -> int:
 
 def seeds(args: argparse.Namespace) -> int:
     """A row's first token for many seeds."""
-    from ..study import FirstTokens, first_tokens
+    from ..study.seeds.first_token import FirstTokens, first_tokens
     from .render import first_tokens as as_text
 
     def ask(**how: Any) -> FirstTokens:
@@ -86,7 +86,7 @@ def seeds(args: argparse.Namespace) -> int:
 
 def matrix(args: argparse.Namespace) -> int:
     """A row's first token by its own seed and a sibling's."""
-    from ..study import SeedMatrix, seed_matrix
+    from ..study.seeds.seed_matrix import SeedMatrix, seed_matrix
     from .render import seed_matrix as as_text
 
     def ask(requests: Sequence[Request], **how: Any) -> SeedMatrix:
@@ -104,8 +104,8 @@ def matrix(args: argparse.Namespace) -> int:
 
 def drift(args: argparse.Namespace) -> int:
     """A row's logits in company against its logits alone."""
-    from ..study import drift as ask
-    from ..study.compositions import standard
+    from ..study.drift.compositions import standard
+    from ..study.drift.study import drift as ask
 
     output.check("--out", args.out, output.TABLES)
     output.check("--chart", args.chart, output.PICTURES)
@@ -129,7 +129,7 @@ def drift(args: argparse.Namespace) -> int:
 def _study(args: argparse.Namespace, least: int, ask: Callable[..., Any], as_text: Callable[[Any], str],
            draw: Callable[[Any], Any]) -> int:  # fmt: skip
     """Ask a question under each policy, of one forward; print the answers or write their table."""
-    from ..study import prefill
+    from ..study.seeds.prefilled import prefill
 
     output.check("--out", args.out, output.TABLES)
     output.check("--chart", args.chart, output.PICTURES)
@@ -170,7 +170,7 @@ def _told(
 
 def fetch(args: argparse.Namespace) -> int:
     """Have a model in the cache."""
-    from .. import models
+    from ..models import fetch as models
 
     if args.model in models.manifest():
         print(models.fetch(args.model, progress=sys.stderr.isatty()))

@@ -10,7 +10,7 @@ from . import output
 from .arguments import open_model
 
 if TYPE_CHECKING:
-    from ..study import SeedMatrix
+    from ..study.seeds.seed_matrix import SeedMatrix
 
 # Prompts after which a model is unsure (the likeliest next token has 5 and 8 %): seeds show only then.
 PROMPTS = {"A": "The children were playing with a", "B": "Yesterday I went to the"}
@@ -25,7 +25,8 @@ def demo(args: argparse.Namespace) -> int:
     output.check("--out", str(picture), output.PICTURES)
     from .. import backend
     from ..requests import Request
-    from ..study import prefill, seed_matrix
+    from ..study.seeds.prefilled import prefill
+    from ..study.seeds.seed_matrix import seed_matrix
     from ..view import charts, show
     from . import render
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..bench import options
-from ..cohorts import STRATEGIES
+from ..cohorts.plan import STRATEGIES
 from .arguments import names, seeds
 
 __all__ = ["FORWARDS", "MAX_ROWS", "POLICIES", "TOKEN_BUDGET", "parse"]

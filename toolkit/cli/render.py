@@ -9,10 +9,11 @@ import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..names import labels
+from ..token_labels import labels
 
 if TYPE_CHECKING:
-    from ..study import FirstTokens, SeedMatrix
+    from ..study.seeds.first_token import FirstTokens
+    from ..study.seeds.seed_matrix import SeedMatrix
 
 POLICIES = {
     "global": "every row seeds one shared generator, then each draws from it",

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..cohorts import STRATEGIES
+from ..cohorts.plan import STRATEGIES
+from ..engine.admission import check as checked
 from ..fields import show
 from ..requests import Request, named
-from ..requests import check as checked
 from . import arguments, output
 from .arguments import Source, among
 from .output import say
@@ -27,8 +27,8 @@ from .parser import FORWARDS, POLICIES
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..models import Model
-    from ..study import Sweep
+    from ..models.load import Model
+    from ..study.sweep.run import Sweep
 
 _ENGINE = {"policy": POLICIES, "forward": FORWARDS, "planner": STRATEGIES,
            "invariant": {"true": True, "false": False, "auto": "auto"}}  # fmt: skip
@@ -88,10 +88,10 @@ def sweep(args: argparse.Namespace) -> int:
     source = Source(args.file)
     requests = named(arguments.read(source))
     study = _study(args, requests, source.name)
-    from ..study import grids
-    from ..study import sweep as ask
+    from ..study.sweep.grid import combinations, said
+    from ..study.sweep.run import sweep as ask
 
-    points = grids.combinations(grid)
+    points = combinations(grid)
     batches = [_batch(requests, point) for point in points]
     model = _opened(args.model)
     for batch in batches if "cached" in grid else batches[:1]:
@@ -108,7 +108,7 @@ def sweep(args: argparse.Namespace) -> int:
     _told(args, made, list(grid))
     for line in made.failed.to_dict("records"):
         error = line.pop("error")
-        say(f"{grids.said(line)}: {error}")
+        say(f"{said(line)}: {error}")
     return 1 if len(made.failed) else 0
 
 
@@ -231,8 +231,8 @@ def _summary(study: str, frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """A line for each combination."""
     import pandas as pd
 
-    from ..names import labels
-    from ..study import SeedMatrix
+    from ..study.seeds.seed_matrix import SeedMatrix
+    from ..token_labels import labels
 
     lines = []
     for point, part in frame.groupby(names, sort=False):

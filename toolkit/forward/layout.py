@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .kv import steps
+from .kv_cache import steps
 from .shapes import Shapes, round_up
 
 

@@ -18,13 +18,13 @@ import numpy as np
 from mlx_lm.models import cache as mlx_cache
 
 from .. import backend
-from ..models import Model
-from .attach import Caches, attached, functions_of, selecting
-from .kv import KVStore
-from .layers import LayerCache, Step, Tracing, Unpackable
+from ..models.load import Model
+from .cuda_linear import TILE, Linears, Readers
+from .kv_cache import KVStore
+from .layer_cache import LayerCache, Step, Tracing, Unpackable
 from .layout import Group, Placed, plan
-from .narrow import TILE, Linears, Readers
-from .selfcheck import agrees, allowance
+from .patch import Caches, attached, functions_of, selecting
+from .reference_check import agrees, allowance
 from .shapes import Shapes, round_up
 from .spans import Span
 

@@ -14,9 +14,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models import cache as mlx_cache
 
-from ..models import Model
-from .attach import Caches, selecting
-from .selfcheck import agrees, allowance
+from ..models.load import Model
+from .patch import Caches, selecting
+from .reference_check import agrees, allowance
 from .spans import Span
 
 _PADDABLE = (mlx_cache.KVCache, mlx_cache.ConcatenateKVCache)

@@ -17,9 +17,9 @@ filter), `chain` with `ranking`, `filters`, `typical` and `drift` (filters), `ad
 penalties), `verify`.
 """
 
+from .distribution import distribution, draw_keyed, draw_shared, process
+from .draws import ORDER, Draw, Drawn
 from .filters import Settings
-from .functions import distribution, draw_keyed, draw_shared, process
-from .rows import ORDER, Draw, Drawn
 from .sampler import Sampler, sampler_for
 from .verify import Verified, verify
 

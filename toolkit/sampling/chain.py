@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import noise
 from . import kernels, threads
-from .drift import max_drift
+from .drift_bound import max_drift
 from .filters import Run, Settings, best, surviving
 from .ranking import Lists, at_places, namespace, rank, sizes
 from .typical import Typical, typical

@@ -18,8 +18,8 @@ import mlx.core as mx
 import numpy as np
 
 from .. import noise
-from . import plain
-from .sources import AT, CHUNK, CUDA, JOIN, METAL, PART, THREADS
+from . import unfiltered
+from .kernel_sources import AT, CHUNK, CUDA, JOIN, METAL, PART, THREADS
 
 
 def draw(
@@ -28,7 +28,7 @@ def draw(
     """As `plain.draw_lazy`, fused where the device has a kernel that passed its check."""
     if fused():
         return draw_fused(logits, inverse, greedy, keys)
-    return plain.draw_lazy(logits, inverse, greedy, keys)
+    return unfiltered.draw_lazy(logits, inverse, greedy, keys)
 
 
 def gumbel_at(keys: mx.array, ids: mx.array) -> mx.array:
@@ -115,7 +115,7 @@ def _agrees() -> bool:
     words = mx.take_along_axis(noise.bits(keys, vocab), ids, axis=-1)
     ours, reference = (
         draw_fused(logits, inverse, greedy, keys),
-        plain.draw_lazy(logits, inverse, greedy, keys),
+        unfiltered.draw_lazy(logits, inverse, greedy, keys),
     )
     same = mx.array_equal(bits_at_fused(keys, ids), words) & mx.array_equal(ours[0], reference[0])
     for a, b in zip(ours[1:], reference[1:], strict=True):

@@ -21,9 +21,9 @@ import numpy as np
 from .. import noise
 from ..requests import Request
 from . import chain
-from .adjust import History, adjusted, allowed, penalised
+from .draws import ORDER, Draw, Drawn, check_order, columns, filtered, library
 from .filters import Settings
-from .rows import ORDER, Draw, Drawn, check_order, columns, filtered, library
+from .logits_processors import History, adjusted, allowed, penalised
 from .step import Step
 
 

@@ -11,13 +11,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from . import chain, kernels, plain
-from . import rows as rows_
-from .adjust import adjust
-from .drift import from_margin
+from . import chain, draws, kernels, unfiltered
+from .draws import Drawn, columns, host
+from .drift_bound import from_margin
 from .filters import Settings
+from .logits_processors import adjust
 from .ranking import namespace, rank
-from .rows import Drawn, columns, host
 
 
 class Step:
@@ -28,7 +27,7 @@ class Step:
             raise ValueError(f"logits of shape {logits.shape}: must be [{sampler.rows}, vocabulary]")
         self.sampler, self.logits, self.vocab = sampler, logits, logits.shape[-1]
         self.gates = gates
-        self.xp: Any = rows_.library()
+        self.xp: Any = draws.library()
         self.errors: dict[int, str] = {}
         self.stretch: np.ndarray | None = None
         z: Any = host(logits) if self.xp is np else logits
@@ -100,9 +99,9 @@ class Step:
             whole = len(part) == sampler.rows
             z, best = (self.z, self.best) if whole else (self.z[part], self.best[part])
             got = (
-                plain.greedy_host(z, best)
+                unfiltered.greedy_host(z, best)
                 if which
-                else plain.draw_host(z, best, sampler.inverse[part], np.asarray(keys)[part])
+                else unfiltered.draw_host(z, best, sampler.inverse[part], np.asarray(keys)[part])
             )
             for target, values in zip(out, got, strict=True):
                 target[at] = values

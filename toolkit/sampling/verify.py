@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from ..fields import show
-from .rows import Draw, Drawn
+from .draws import Draw, Drawn
 from .sampler import sampler_for
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import backend
 from ..backend import Backend
-from ..forward import invariance
-from ..forward.invariance import Verdict
 from ..forward.packed import PackedForward, Unpackable
 from ..forward.shapes import PLAIN
-from ..models import Model
+from ..invariance.verdict import Verdict, verdict
+from ..models.load import Model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,13 +92,13 @@ def doctor(model: Model | None = None, *, fresh: bool = False) -> Diagnosis:
         return Diagnosis(here)
     try:
         PackedForward(model, PLAIN)  # the probe looks at layers, and would pass ones that never pack
-        verdict = invariance.verdict(model, fresh=fresh)
+        found = verdict(model, fresh=fresh)
     except Unpackable as error:
         return Diagnosis(here, model.name, None, False, f"{model.name} can't run packed: {error}")
-    failed = sum(check.differing > 0 for check in verdict.checks)
-    if verdict.holds:
-        shapes = repr(verdict).partition(": ")[2].rstrip(")")
-        reason = f"{model.name} is batch-invariant here, with {shapes}: {len(verdict.checks)} checks passed"
+    failed = sum(check.differing > 0 for check in found.checks)
+    if found.holds:
+        shapes = repr(found).partition(": ")[2].rstrip(")")
+        reason = f"{model.name} is batch-invariant here, with {shapes}: {len(found.checks)} checks passed"
     else:
-        reason = f"{model.name} is not batch-invariant here: {failed} of {len(verdict.checks)} checks failed"
-    return Diagnosis(here, model.name, verdict, verdict.holds, reason)
+        reason = f"{model.name} is not batch-invariant here: {failed} of {len(found.checks)} checks failed"
+    return Diagnosis(here, model.name, found, found.holds, reason)

@@ -17,8 +17,8 @@ import altair as alt
 import vl_convert
 from altair.utils import schemapi
 
+from .charts.theme import Chart
 from .png import squeeze
-from .theme import Chart
 
 MIME = "application/vnd.vegalite.v5+json"
 VERSION = "5.8"

@@ -1,0 +1,1 @@
+"""Cohorts: who runs with whom. Pure functions of values; no MLX."""

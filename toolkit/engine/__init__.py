@@ -1,0 +1,1 @@
+"""Engine: a request's life, from `submit` to its last token."""

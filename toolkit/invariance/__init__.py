@@ -1,0 +1,1 @@
+"""Invariance: which shapes keep bits, as measured on this device; and a forward built with them."""

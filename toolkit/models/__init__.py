@@ -1,0 +1,1 @@
+"""Models: a name becomes a model and its tokenizer."""

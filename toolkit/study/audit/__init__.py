@@ -1,0 +1,1 @@
+"""Audit: whether somebody's engine or server keeps its promise to seeded requests."""

@@ -1,0 +1,1 @@
+"""Drift: what company does to logits."""

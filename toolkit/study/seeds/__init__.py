@@ -1,0 +1,1 @@
+"""Seeds: what a seed decides."""

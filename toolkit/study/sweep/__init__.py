@@ -1,0 +1,1 @@
+"""Sweep: a study over a grid of parameters, on one machine or several."""

@@ -1,0 +1,1 @@
+"""Explorers: controls around pictures. Logic is in `study`, pictures are in `view.charts`."""
