@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import architectures
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import tiny_architectures
 from mlx_lm.models import cache as mlx_cache
 from mlx_lm.utils import MODEL_REMAPPING
 
@@ -60,10 +60,10 @@ class Verdict:
 
 def examine(model_type: str, shapes: Shapes = SHAPES) -> Verdict:
     """Build a model type and compare its packed logits with its own, and with each other."""
-    if model_type in architectures.BEYOND:
-        return Verdict(model_type, NOT_BUILT, architectures.BEYOND[model_type])
+    if model_type in tiny_architectures.BEYOND:
+        return Verdict(model_type, NOT_BUILT, tiny_architectures.BEYOND[model_type])
     try:
-        module = architectures.build(model_type)
+        module = tiny_architectures.build(model_type)
     except (
         Exception,
         SystemExit,
@@ -74,7 +74,7 @@ def examine(model_type: str, shapes: Shapes = SHAPES) -> Verdict:
     except Unpackable as error:
         return Verdict(model_type, SEQUENTIAL, str(error))
     rng = np.random.default_rng(1)
-    rows = {n: [int(t) for t in rng.integers(0, architectures.VOCAB, n + STEPS)] for n in LENGTHS}
+    rows = {n: [int(t) for t in rng.integers(0, tiny_architectures.VOCAB, n + STEPS)] for n in LENGTHS}
     batched = run(forward, rows)
     own = {name: by_itself(module, tokens, len(tokens) - STEPS) for name, tokens in rows.items()}
     if not all(close(own[name], batched[name]) for name in rows):
@@ -90,7 +90,7 @@ def examine(model_type: str, shapes: Shapes = SHAPES) -> Verdict:
 
 def as_model(module: nn.Module, name: str) -> Model:
     """A module as the toolkit sees it; no tokenizer."""
-    return Model(name, module, None, architectures.VOCAB, 400, frozenset(), {}, "float32")
+    return Model(name, module, None, tiny_architectures.VOCAB, 400, frozenset(), {}, "float32")
 
 
 def run(forward: PackedForward, rows: dict[int, list[int]], chunk: int = 0) -> dict[int, np.ndarray]:
@@ -177,4 +177,4 @@ def page(verdicts: Iterable[Verdict]) -> str:
 if __name__ == "__main__":
     assert toolkit.backend.info().blas == "mkl", "the page is written with MKL"
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(examine(t) for t in architectures.model_types()))
+    PAGE.write_text(page(examine(t) for t in tiny_architectures.model_types()))

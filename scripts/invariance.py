@@ -8,9 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import ways  # isort: skip # it imports toolkit, which must come before mlx
 
@@ -25,7 +22,7 @@ from toolkit.models.load import DTYPES
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2",
-                        help="what toolkit takes; or tiny, or architecture (see tests/architectures.py), "
+                        help="what toolkit takes; or tiny, or architecture (see tiny_architectures.py), "
                              "or random (weights, of the shape of Qwen3-0.6B)")  # fmt: skip
     parser.add_argument("--family", default="llama", help="of the tiny model, or the architecture")
     parser.add_argument("--changes", type=json.loads, default={}, metavar="JSON",

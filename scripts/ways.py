@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import architectures
+import tiny_architectures
 
 from toolkit.bench import workloads
 from toolkit.forward.packed import PackedForward
@@ -45,7 +45,7 @@ class Setting:
     Parameters
     ----------
     name : str
-        What `toolkit.load` takes; "tiny"; "architecture", the model that `architectures` makes of a family;
+        What `toolkit.load` takes; "tiny"; "architecture", what `tiny_architectures` builds of a family;
         or "random", random weights of the shape of Qwen3-0.6B.
     family : str
         Of a tiny model, or an architecture.
@@ -69,10 +69,11 @@ class Setting:
         if self.name == "tiny":
             made = tk.tiny(1, model_type=self.family, **self.changes)
         elif self.name == "architecture":
-            vocab = architectures.VOCAB
-            module = architectures.build(self.family, **self.changes)
+            vocab = tiny_architectures.VOCAB
+            module = tiny_architectures.build(self.family, **self.changes)
+            config = {**tiny_architectures.config(self.family), **self.changes}
             made = tk.Model(self.family, module, workloads.Numbers(vocab), vocab, None, frozenset(),
-                            {**architectures.config(self.family), **self.changes}, "float32")  # fmt: skip
+                            config, "float32")  # fmt: skip
         else:
             return tk.load(self.name)
         if not self.dtype:

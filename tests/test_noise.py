@@ -3,7 +3,7 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
-from statistics_of_draws import ALPHA, poisson_p
+from helpers.statistics_of_draws import ALPHA, poisson_p
 
 from toolkit import noise
 

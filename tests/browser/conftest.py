@@ -4,9 +4,9 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from lab import ROOT, Lab, Notebook, running
+from browser.lab import ROOT, Lab, Notebook, running
+from browser.steps import RUN_ALL
 from playwright.sync_api import Browser, sync_playwright
-from steps import RUN_ALL
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from lab import Live, Notebook
+from browser.lab import Live, Notebook
 from playwright.sync_api import Locator
 
 RUN_ALL = 25  # seconds

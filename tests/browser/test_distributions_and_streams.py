@@ -3,8 +3,8 @@
 from functools import partial
 
 import pytest
-from lab import Live, Notebook
-from steps import FRESH, changed, drag, finished, looked_at, timed, typed
+from browser.lab import Live, Notebook
+from browser.steps import FRESH, changed, drag, finished, looked_at, timed, typed
 
 pytestmark = pytest.mark.real
 LONG = 15_000  # milliseconds, for the first 10,000 seeds without filters

@@ -1,7 +1,7 @@
 """The notebooks on drift and batch invariance as their reader meets them: each control moved and read."""
 
 import pytest
-from steps import changed, drag, finished
+from browser.steps import changed, drag, finished
 
 pytestmark = pytest.mark.real
 

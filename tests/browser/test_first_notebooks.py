@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from steps import changed, drag, finished, typed
+from browser.steps import changed, drag, finished, typed
 
 pytestmark = pytest.mark.real
 PROMPTS = "My favourite thing is", "In the middle of the night the old man"

@@ -2,7 +2,7 @@
 
 import nbformat
 import pytest
-from lab import Lab
+from browser.lab import Lab
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 SLIDER = """
@@ -28,7 +28,7 @@ widgets.VBox([probe.box for probe in probes])
 """
 CHART = """
 import sys; sys.path.insert(0, {tests!r})
-from chart_tables import all_charts
+from helpers.chart_tables import all_charts
 from toolkit.view import show
 show(all_charts()[{name!r}])
 """

@@ -1,7 +1,7 @@
 """The notebooks of audits and of sweeps, as their reader meets them."""
 
 import pytest
-from steps import chosen, drag, finished
+from browser.steps import chosen, drag, finished
 
 pytestmark = pytest.mark.real
 

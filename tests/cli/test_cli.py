@@ -17,7 +17,7 @@ import pytest
 import toolkit as tk
 from toolkit.cli import main, parser
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TWO = [
     {"id": "a", "prompt": "The children were playing with a", "seed": 7, "max_tokens": 6},
     {"id": "b", "prompt": "Yesterday I went to the", "seed": 3, "max_tokens": 4, "top_k": 20},
@@ -474,7 +474,7 @@ print(*sys.modules, file=sys.stderr)
         assert out
         loaded = set(err.split())
         assert "toolkit.cli.parser" in loaded  # the list can tell
-        assert not {"mlx_lm", "mlx.nn", "transformers", "pandas", "altair", "toolkit.engine"} & loaded
+        assert not {"mlx_lm", "mlx.nn", "transformers", "pandas", "altair", "toolkit.engine.engine"} & loaded
         assert ("mlx.core" in loaded) == (args[0] == "plan")
 
 
@@ -600,7 +600,7 @@ def test_doctor_exits_1_where_invariance_cannot_be_promised(cli, tiny, monkeypat
 
 def test_doctor_of_a_model_that_cannot_run_packed_says_why(cli, monkeypatch):
     mamba = tk.tiny(model_type="mamba")
-    monkeypatch.setattr("toolkit.models.load", lambda *_, **__: mamba)
+    monkeypatch.setattr("toolkit.models.load.load", lambda *_, **__: mamba)
     status, text, _ = cli("doctor", "--model", "tiny")
     assert status == 1
     assert "can't run packed: " in text
@@ -612,14 +612,14 @@ def test_fetch_of_a_model_that_needs_none_says_ready(cli):
 
 
 def test_the_parsers_copies_of_the_engines_values_are_right():
-    from toolkit import forward
     from toolkit.engine import engine, policies
+    from toolkit.invariance import build
 
     defaults = inspect.signature(engine.Engine).parameters
     assert defaults["max_rows"].default == parser.MAX_ROWS
     assert defaults["token_budget"].default == parser.TOKEN_BUDGET
     assert policies.POLICIES == parser.POLICIES
-    assert forward.FORWARDS == parser.FORWARDS
+    assert build.FORWARDS == parser.FORWARDS
 
 
 def test_an_error_can_be_traced(file, monkeypatch):

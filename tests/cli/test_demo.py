@@ -13,7 +13,7 @@ import toolkit as tk
 from toolkit import cli
 from toolkit.cli import demo
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LEAK = "Every column is constant: B's seed decides A's first token, A's own seed does nothing."
 CURE = "Every row is constant: A's own seed decides, B's seed does nothing."
 
@@ -101,6 +101,6 @@ def test_prompts_leave_the_model_unsure_enough_for_seeds_to_show(smollm2):
 
 
 def test_a_directory_that_is_missing_is_told_before_a_model_is_loaded(capsys, monkeypatch):
-    monkeypatch.setattr("toolkit.models.load", None)
+    monkeypatch.setattr("toolkit.models.load.load", None)
     assert cli.main(["demo", "--out", "nowhere/x.png"]) == 2
     assert "there is no directory nowhere" in capsys.readouterr().err

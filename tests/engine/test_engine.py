@@ -5,7 +5,7 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
-from canned import engine, generate
+from helpers.canned import engine, generate
 
 import toolkit as tk
 

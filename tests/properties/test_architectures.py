@@ -5,9 +5,9 @@ from importlib.metadata import version
 
 import architectures
 import mlx.core as mx
-import packing
 import pytest
-from packing import BITS, NOT_BUILT, PAGE, ROUNDING, SEQUENTIAL, Verdict
+import tiny_architectures
+from architectures import BITS, NOT_BUILT, PAGE, ROUNDING, SEQUENTIAL, Verdict
 
 from toolkit import backend
 from toolkit.forward import layer_cache, reference_check
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def verdicts() -> list[Verdict]:
-    return [packing.examine(model_type) for model_type in architectures.model_types()]
+    return [architectures.examine(model_type) for model_type in tiny_architectures.model_types()]
 
 
 def test_no_architecture_is_silently_wrong(verdicts: list[Verdict]) -> None:
@@ -39,8 +39,8 @@ def test_most_architectures_are_built_and_equal_to_the_bit(verdicts: list[Verdic
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "deepseek_v3"])
 def test_without_rules_for_shapes_the_bits_do_change(model_type: str) -> None:
-    assert packing.examine(model_type, PLAIN).verdict == ROUNDING
-    assert packing.examine(model_type).verdict == BITS
+    assert architectures.examine(model_type, PLAIN).verdict == ROUNDING
+    assert architectures.examine(model_type).verdict == BITS
 
 
 def test_whatever_does_not_run_packed_says_why(verdicts: list[Verdict]) -> None:
@@ -49,12 +49,12 @@ def test_whatever_does_not_run_packed_says_why(verdicts: list[Verdict]) -> None:
 
 def test_the_page_is_up_to_date(verdicts: list[Verdict]) -> None:
     if f"mlx-lm {version('mlx-lm')}." not in (text := PAGE.read_text()):
-        pytest.skip("written with another mlx-lm: python tests/packing.py writes it anew")
-    assert text == packing.page(verdicts), "python tests/packing.py writes it anew"
+        pytest.skip("written with another mlx-lm: python tests/architectures.py writes it anew")
+    assert text == architectures.page(verdicts), "python tests/architectures.py writes it anew"
 
 
 def test_a_model_that_can_not_run_packed_runs_its_rows_one_at_a_time() -> None:
-    model = packing.as_model(architectures.build("mamba"), "mamba")
+    model = architectures.as_model(tiny_architectures.build("mamba"), "mamba")
     with pytest.warns(UserWarning, match="keeps ArraysCache"):
         forward, invariant = build(model, "packed", False)
     assert isinstance(forward, SequentialForward)
@@ -64,27 +64,27 @@ def test_a_model_that_can_not_run_packed_runs_its_rows_one_at_a_time() -> None:
 
 
 def test_the_self_check_catches_a_window_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = architectures.build("gemma3_text")
-    PackedForward(packing.as_model(module, "right"), packing.SHAPES)
+    module = tiny_architectures.build("gemma3_text")
+    PackedForward(architectures.as_model(module, "right"), architectures.SHAPES)
     mask = layer_cache.attention.mask
     monkeypatch.setattr(
         layer_cache.attention, "mask", lambda positions, keys, window, *how: mask(positions, keys, None, *how)
     )
     with pytest.raises(Unpackable, match="off by"):
-        PackedForward(packing.as_model(module, "wrong"), packing.SHAPES)
+        PackedForward(architectures.as_model(module, "wrong"), architectures.SHAPES)
 
 
 def test_the_self_check_catches_positions_that_are_off_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = architectures.build("ministral3")
-    PackedForward(packing.as_model(module, "right"), packing.SHAPES)
+    module = tiny_architectures.build("ministral3")
+    PackedForward(architectures.as_model(module, "right"), architectures.SHAPES)
     monkeypatch.setattr(layer_cache.LayerCache, "__init__", _near(layer_cache.LayerCache.__init__))
     with pytest.raises(Unpackable, match="off by"):
-        PackedForward(packing.as_model(module, "wrong"), packing.SHAPES)
+        PackedForward(architectures.as_model(module, "wrong"), architectures.SHAPES)
 
 
 @pytest.mark.parametrize(("model_type", "reason"), [("afm7", "off by"), ("gemma2", "side by side")])
 def test_a_model_that_can_not_run_padded_is_refused(model_type: str, reason: str) -> None:
-    model = packing.as_model(architectures.build(model_type), model_type)
+    model = architectures.as_model(tiny_architectures.build(model_type), model_type)
     with pytest.raises(ValueError, match=reason):
         build(model, "padded", "auto")
 
@@ -99,7 +99,7 @@ def _near(init):
 
 def test_experts_that_mlx_misreads_are_refused(monkeypatch):
     """As MLX 0.32 does on a GPU: lines with an axis added are read with a stride of one."""
-    model = packing.as_model(architectures.build("gpt_oss"), "gpt_oss")
+    model = architectures.as_model(tiny_architectures.build("gpt_oss"), "gpt_oss")
     assert not reference_check.misread(model)
     real = mx.gather_mm
 

@@ -7,8 +7,8 @@ touch 1.2 * 10^9 ids.
 import mlx.core as mx
 import numpy as np
 import pytest
-from statistics_of_draws import ALPHA, Z, chi_square_z, poisson_p
-from test_sampling import ask
+from helpers.random_requests import ask
+from helpers.statistics_of_draws import ALPHA, Z, chi_square_z, poisson_p
 
 from toolkit import noise
 from toolkit.sampling import Draw, Sampler, distribution

@@ -6,7 +6,7 @@ and the engine then draws from those logits (`canned`). The measured row stands 
 
 import mlx.core as mx
 import pytest
-from canned import generate
+from helpers.canned import generate
 
 import toolkit as tk
 from toolkit.engine.policies import POLICIES, generator_state

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from attacks import errors
-from test_sampling import ask, log, some_request
+from helpers.attacks import errors
+from helpers.random_requests import ask, log, some_request
 
 from toolkit import noise
 from toolkit.sampling import ORDER, Draw, Sampler

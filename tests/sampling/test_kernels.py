@@ -5,7 +5,7 @@ import shutil
 import mlx.core as mx
 import numpy as np
 import pytest
-from kernel_emulator import Emulator
+from helpers.kernel_emulator import Emulator
 
 from toolkit import noise
 from toolkit.sampling import kernels, unfiltered

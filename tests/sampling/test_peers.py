@@ -5,8 +5,8 @@ import itertools
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers.random_requests import ask, log
 from mlx_lm import sample_utils
-from test_sampling import ask, log
 
 from toolkit.sampling import Draw, Sampler
 

@@ -5,10 +5,11 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers.naive_chain import draw as naive_draw
+from helpers.naive_chain import survivors as naive_survivors
+from helpers.random_requests import ask, log, some_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_chain import draw as naive_draw
-from naive_chain import survivors as naive_survivors
 
 from toolkit import noise
 from toolkit.requests import Request
@@ -24,15 +25,6 @@ def library(request, monkeypatch):
     if request.param == "mlx":
         monkeypatch.setattr(rows_module, "library", lambda: mx)
     return request.param
-
-
-def log(p):
-    with np.errstate(divide="ignore"):
-        return mx.array(np.log(np.asarray(p, dtype=np.float64)).astype(np.float32))
-
-
-def ask(**parameters):
-    return Request("x", **parameters)
 
 
 def seeded(requests, position=5):
@@ -190,23 +182,6 @@ def test_log_probabilities_before_and_after_the_chain(library):
 
 
 # Any chain against the plain one.
-
-
-def some_request(rng, **more):
-    p = {"temperature": float(rng.choice([0.3, 1.0, 2.5]))}
-    for chance, name, make in (
-        (0.4, "top_k", lambda: int(rng.integers(2, 80))),
-        (0.4, "top_p", lambda: float(rng.uniform(0.05, 0.99))),
-        (0.3, "min_p", lambda: float(rng.uniform(0.001, 0.5))),
-        (0.2, "typical_p", lambda: float(rng.uniform(0.1, 0.95))),
-        (0.3, "top_n_sigma", lambda: float(rng.uniform(0.3, 3))),
-        (0.3, "xtc_threshold", lambda: float(rng.uniform(0.01, 0.3))),
-    ):
-        if rng.random() < chance:
-            p[name] = make()
-    if "xtc_threshold" in p:
-        p["xtc_probability"] = 0.5
-    return ask(**{**p, **more})
 
 
 @pytest.mark.parametrize("vocab", [7, 300, 3000])

@@ -3,7 +3,7 @@
 import json
 
 import toolkit as tk
-from toolkit.forward import Unpackable
+from toolkit.forward.packed import Unpackable
 from toolkit.forward.shapes import PLAIN
 from toolkit.invariance import verdict
 from toolkit.study import doctor as module

@@ -61,22 +61,25 @@ class FileStudy:
         return self.study
 
     def __call__(self, **point: Any) -> Any:
-        from .. import study
+        from ..study.drift import compositions
+        from ..study.drift.study import drift
+        from ..study.seeds.first_token import first_tokens
+        from ..study.seeds.seed_matrix import seed_matrix
 
         model = _opened(self.model)
         how = {name: point.pop(name) for name in (*_ENGINE, "amplify") if name in point}
         batch = [request.replace(**point) for request in self.requests]
         if self.study == "first-tokens":
-            return study.first_tokens(model, batch, row=self.row, seeds=self.seeds, **how)
+            return first_tokens(model, batch, row=self.row, seeds=self.seeds, **how)
         if self.study == "matrix":
-            return study.seed_matrix(model, batch, row=self.row, sibling=self.sibling, seeds=self.seeds,
+            return seed_matrix(model, batch, row=self.row, sibling=self.sibling, seeds=self.seeds,
                                      sibling_seeds=self.sibling_seeds, **how)  # fmt: skip
         mine = next(request for request in batch if request.id == self.row)
         others = [request for request in batch if request.id != self.row]
-        company = study.compositions.standard(others, len(checked(mine, model))) if others else None
+        company = compositions.standard(others, len(checked(mine, model))) if others else None
         if "forward" in how:
             how["forwards"] = [how.pop("forward")]
-        return study.drift(model, mine, company, seeds=self.seeds, **how)
+        return drift(model, mine, company, seeds=self.seeds, **how)
 
 
 def sweep(args: argparse.Namespace) -> int:

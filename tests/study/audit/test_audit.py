@@ -27,7 +27,7 @@ from toolkit.cli import main, output
 from toolkit.study.audit import checks, targets
 from toolkit.view import figure
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 PROMISE = {kind.name for kind in checks.KINDS if kind.promise}
 FEW = {"trials": 2, "tokens": 5}
 ONCE = {"trials": 1, "tokens": 5}

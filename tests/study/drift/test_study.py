@@ -218,7 +218,7 @@ def test_what_makes_no_sense_is_refused(tiny, compositions, how, message):
 
 
 def test_interrupted_it_keeps_what_it_has(tiny, interrupted):
-    interrupted("toolkit.study.drift", "_run", 4)
+    interrupted("toolkit.study.drift.study", "_run", 4)
     with pytest.warns(UserWarning, match="interrupted: 2 of 20 runs are there"):
         made = tk.drift(tiny, A, COMPOSITIONS, seeds=range(5), progress=False)
     assert len(made.to_frame()) == 2 and not made.complete
@@ -226,7 +226,7 @@ def test_interrupted_it_keeps_what_it_has(tiny, interrupted):
 
 
 def test_a_forward_that_a_model_cannot_run_is_left_out_with_a_warning(tiny, monkeypatch):
-    module = sys.modules["toolkit.study.drift"]
+    module = sys.modules["toolkit.study.drift.study"]
     build = module.build
 
     def picky(model, name, invariant):
@@ -288,7 +288,7 @@ def test_a_rounded_model_keeps_16_bits_and_leaves_the_model_as_it_was(tiny):
 
 
 def test_ulps_of_16_bit_logits_are_16_bit_ulps():
-    module = sys.modules["toolkit.study.drift"]
+    module = sys.modules["toolkit.study.drift.study"]
     assert module._mantissa(np.array([1.0, 3.140625], np.float32)) == 7
     assert module._mantissa(np.array([1.0, 1 + 2.0**-10], np.float32)) == 10
     assert module._mantissa(np.array([1.0, 3.14], np.float32)) == 23

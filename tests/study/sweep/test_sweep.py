@@ -26,7 +26,7 @@ from toolkit.study.sweep import cells, fingerprint
 from toolkit.view import figure
 from toolkit.view.explorers.sweep import SweepExplorer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 A = tk.Request("The children were playing with a", id="a", seed=7)
 B = tk.Request("Yesterday I went to the", id="b", seed=3)
 GRID = {"policy": ["global", "keyed"], "temperature": [0.7, 1.3]}
@@ -238,7 +238,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_so():
 
 
 def test_a_study_that_catches_the_interrupt_itself_is_interrupted_all_the_same(interrupted):
-    interrupted("toolkit.study.drift", "_run", 5)
+    interrupted("toolkit.study.drift.study", "_run", 5)
     with pytest.warns(UserWarning, match="interrupted: 1 of 3 cells are there"):
         made = quiet(moved, {"amplify": [1.0, 2.0, 3.0]})
     assert list(made.missing["amplify"]) == [2.0, 3.0]
@@ -468,10 +468,10 @@ def test_a_study_is_another_one_where_anything_that_it_holds_or_names_differs(tm
 def test_a_study_reads_the_same_in_another_process():
     """Sets and hashes of text have another order there."""
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_sweep as t; "
-        "print(*map(t.told.digest, t.read_elsewhere()))"
+        "import sys; sys.path.insert(0, sys.argv[1]); import tests.study.sweep.test_sweep as t; "
+        "print(*map(t.fingerprint.digest, t.read_elsewhere()))"
     )
-    run = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    run = [sys.executable, "-c", code, str(ROOT)]
     said = subprocess.run(run, env={**os.environ, "PYTHONHASHSEED": "1"}, capture_output=True, check=True)
     here = [fingerprint.digest(study) for study in read_elsewhere()]
     assert said.stdout.decode().split() == here
@@ -778,7 +778,7 @@ def engines(tmp_path_factory):
     ipyparallel = pytest.importorskip(
         "ipyparallel", reason="sweeps over engines need the extra `distributed`"
     )
-    path = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+    path = str(ROOT)
     cluster = ipyparallel.Cluster(n=2, profile_dir=str(tmp_path_factory.mktemp("profile")), log_level=40)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
-from chart_tables import all_charts, distribution, matrix, observed, tokens
+from helpers.chart_tables import all_charts, distribution, matrix, observed, tokens
 
 from toolkit.view import charts, figure, png
 from toolkit.view.charts import seeds, sweep, theme
 
-SNAPSHOTS = Path(__file__).parent / "snapshots"
+SNAPSHOTS = Path(__file__).parents[2] / "snapshots"
 CHARTS = all_charts()
 
 

@@ -85,7 +85,7 @@ class Sweep:
         **options
             `how="max"`, "min", "sum" or "nunique" instead of the mean; `width`, `title`.
         """
-        from ...view.charts import sweep
+        from ...view.charts.sweep import sweep as draw
 
         names = list(self._points[0])
         x = x or next((name for name in names if name != color), names[0])
@@ -93,7 +93,7 @@ class Sweep:
         for what, name in (("x", x), ("color", color)):
             if name is not None and name not in names:
                 raise ValueError(f'{what}="{name}": must be one of {", ".join(names)}')
-        return sweep.sweep(self.to_frame(), y=y, x=x, color=color, **options)
+        return draw(self.to_frame(), y=y, x=x, color=color, **options)
 
     def __repr__(self) -> str:
         counts = (

@@ -23,9 +23,6 @@ from .. import charts
 from ..charts.theme import labels
 from ..charts.timeline import states_left
 from .base import Explorer, choice, number, seed, text, whole
-from .planner import PlanExplorer
-
-__all__ = ["FirstTokenExplorer", "PlanExplorer", "SeedMatrixExplorer", "StepExplorer"]
 
 
 class _Batch:
