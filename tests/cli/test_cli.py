@@ -274,7 +274,7 @@ def running(tmp_path, *args):
     mark = tmp_path / "began"
     # A mark when the engine starts: waiting for a fixed time would be slow, or flaky.
     code = f"""
-import sys, pathlib, toolkit.engine as e
+import sys, pathlib, toolkit.engine.engine as e
 run = e.Engine.run
 def marked(*args, **how):
     pathlib.Path({str(mark)!r}).touch()
@@ -310,7 +310,7 @@ def test_a_run_that_is_stopped_leaves_the_old_output_and_nothing_else(file, tmp_
 
 
 def test_an_interrupt_behind_another_error_is_an_interrupt(monkeypatch, file, capsys):
-    import toolkit.engine
+    from toolkit.engine import engine
 
     def struck(*_, **__):
         try:
@@ -318,10 +318,10 @@ def test_an_interrupt_behind_another_error_is_an_interrupt(monkeypatch, file, ca
         except KeyboardInterrupt:
             raise RuntimeError("half way") from None
 
-    monkeypatch.setattr(toolkit.engine, "generate", struck)
+    monkeypatch.setattr(engine, "generate", struck)
     assert main(["generate", str(file(LONG)), "--model", "tiny"]) == 130
     assert capsys.readouterr().err == "toolkit: interrupted; nothing was written\n"
-    monkeypatch.setattr(toolkit.engine, "generate", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(engine, "generate", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["generate", str(file(LONG)), "--model", "tiny"])
 
@@ -592,7 +592,9 @@ def test_doctor_exits_1_where_invariance_cannot_be_promised(cli, tiny, monkeypat
     from toolkit.invariance import verdict
 
     check = verdict.Check("linear 64 x 128", "tile 1", 12, 5, 1e-6)
-    monkeypatch.setattr(verdict, "verdict", lambda *_, **__: verdict.Verdict(PLAIN, False, (check,), {}))
+    monkeypatch.setattr(
+        "toolkit.study.doctor.verdict", lambda *_, **__: verdict.Verdict(PLAIN, False, (check,), {})
+    )
     status, text, _ = cli("doctor", "--model", "tiny")
     assert status == 1
     assert "tiny is not batch-invariant here: 1 of 1 checks failed" in text

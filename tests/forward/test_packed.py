@@ -159,7 +159,7 @@ def test_a_compiled_step_gives_the_same_bits_as_itself_alone(tiny: tk.Model) -> 
 
 @pytest.mark.parametrize("length", [20, 120])  # written into a slab, and all of a slab made at once
 def test_a_sibling_that_is_not_a_number_does_not_reach_me(length: int) -> None:
-    model = tk.models.tiny(3)
+    model = tk.tiny(3)
     embedding = model.module.model.embed_tokens
     forward, mine = PackedForward(model, SHAPES), [5, 6, 7, 8] * (length // 4)
     alone = step(forward, [Span("mine", 0, mine)])["mine"]
@@ -175,7 +175,7 @@ def test_a_sibling_that_is_not_a_number_does_not_reach_me(length: int) -> None:
 
 
 def test_a_prompt_that_is_not_a_number_and_moves_between_chunks_leaves_nothing_behind() -> None:
-    model = tk.models.tiny(3)
+    model = tk.tiny(3)
     embedding = model.module.model.embed_tokens
     forward, other, mine = PackedForward(model, SHAPES), [9] * 20, [5, 6, 7, 8]
     alone = step(forward, [Span("mine", 0, mine)])["mine"]
@@ -196,7 +196,7 @@ def test_a_prompt_that_is_not_a_number_and_moves_between_chunks_leaves_nothing_b
 
 
 def test_two_models_run_in_two_threads_and_mlx_lm_in_a_third() -> None:
-    models = [tk.models.tiny(seed) for seed in (1, 2, 3)]
+    models = [tk.tiny(seed) for seed in (1, 2, 3)]
     rows = prompts()
     want: list[object] = [whole(PackedForward(m, SHAPES), rows) for m in models[:2]]
     prompt = mx.array(rows[12])

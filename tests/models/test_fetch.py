@@ -185,7 +185,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(entry, tmp_path, monkeypatch
 TWICE = """
 import sys, time
 from pathlib import Path
-from toolkit import fetch
+from toolkit.models import fetch
 entry = fetch.Entry(*{entry!r})
 fetch.manifest = lambda: {{"small": entry}}
 make, log = fetch._make, Path({log!r})

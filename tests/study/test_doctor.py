@@ -29,7 +29,7 @@ def test_of_a_model_it_tells_the_verdict_and_its_checks(tiny):
 def test_it_is_not_ok_where_a_check_fails(tiny, monkeypatch):
     check = verdict.Check("linear 64 x 128", "tile 512", 12, 5, float("nan"))
     bad = verdict.Verdict(PLAIN, False, (check,), {})
-    monkeypatch.setattr(verdict, "verdict", lambda *_, **__: bad)
+    monkeypatch.setattr("toolkit.study.doctor.verdict", lambda *_, **__: bad)
     found = tk.doctor(tiny)
     assert not found.ok and "tiny is not batch-invariant here: 1 of 1 checks failed" in repr(found)
     assert (

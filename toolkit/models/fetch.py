@@ -57,7 +57,7 @@ class Entry:
 
 def manifest() -> dict[str, Entry]:
     """The models known by name, from `data/models.json`."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     # Beside the code in an installed wheel, at the top in a checkout.
     found = next(p for p in (here / "data", here.parent / "data") if (p / "models.json").exists())
     return {name: Entry(**entry) for name, entry in json.loads((found / "models.json").read_text()).items()}
