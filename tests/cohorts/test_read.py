@@ -9,8 +9,8 @@ from toolkit.cohorts.types import Row
 from toolkit.requests import Request
 
 
-def rows(text: str, load=None) -> list[Row]:
-    return read_rows(io.StringIO(text), load)
+def rows(text: str, tokens_of=None) -> list[Row]:
+    return read_rows(io.StringIO(text), tokens_of)
 
 
 def refused(text: str) -> str:
@@ -38,18 +38,18 @@ def test_a_list_of_lengths_needs_no_header() -> None:
 
 def test_json_lines_are_rows_or_requests(tiny) -> None:
     text = '{"length": 9, "cached": 4}\n{"tokens": [1, 2], "id": "b", "priority": "high"}\n{"prompt": "hi"}\n'
-    loaded = []
+    counted = []
 
-    def load():
-        loaded.append(1)
-        return tiny
+    def tokens_of(request):
+        counted.append(request.prompt)
+        return tiny.encode(request.prompt)
 
     hi = len(tiny.encode("hi"))
-    assert rows(text + text.replace('"b"', '"c"'), load)[:3] == [
+    assert rows(text + text.replace('"b"', '"c"'), tokens_of)[:3] == [
         Row("r0", 9, 4), Row("b", 2, priority="high"), Row("r2", hi),
     ]  # fmt: skip
-    assert loaded == [1]
-    assert rows_of([Request("hi"), Request(tokens=[1], id="x")], tiny) == [Row("r0", hi), Row("x", 1)]
+    assert counted == ["hi", "hi"]  # not the row whose tokens are given
+    assert rows_of([Request("hi"), Request("a", id="x")], tokens_of) == [Row("r0", hi), Row("x", 1)]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..cohorts.plan import compare
@@ -52,7 +53,8 @@ def _report(results: Results, source: Source, given: Sequence[Request]) -> int:
 def plan(args: argparse.Namespace) -> int:
     """Compare strategies on requests, or on nothing but their lengths."""
     output.check("--out", args.out, output.TABLES)
-    rows = read_rows(args.file, lambda: open_model(args.model))
+    model = cache(lambda: open_model(args.model))  # opened for the first text, if there is one
+    rows = read_rows(args.file, lambda request: checked(request, model()))
     if not rows:
         raise ValueError(f"{args.file}: no rows in it")
     compared = compare(rows, args.planner, max_rows=args.max_rows, token_budget=args.token_budget)

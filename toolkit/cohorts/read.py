@@ -1,22 +1,18 @@
 """Rows for planning out of a file: of lengths (CSV, or one a line), or of requests. Runs no model.
 
-`toolkit plan` reads its file here. Only text needs a tokenizer, so a model is asked for at the first text.
+`toolkit plan` reads its file here. Only text needs a tokenizer, which the caller hands in as `tokens_of`.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import jsonl
-from ..engine.admission import check
 from ..fields import Rules, refusal, show
 from ..requests import Request
 from .types import Row
-
-if TYPE_CHECKING:
-    from ..models.load import Model
 
 __all__ = ["read_rows", "rows_of"]
 
@@ -24,9 +20,10 @@ _LENGTH = ("length", "prompt_tokens", "input_tokens", "contexttokens")  # what t
 _ROW = ("id", "length", "cached", "decode", "priority")
 
 Lines = list[tuple[str, str]]
+TokensOf = Callable[[Request], Sequence[int]]
 
 
-def read_rows(source: jsonl.Source, load: Callable[[], Model] | None = None) -> list[Row]:
+def read_rows(source: jsonl.Source, tokens_of: TokensOf | None = None) -> list[Row]:
     """Rows from a file.
 
     Parameters
@@ -35,8 +32,8 @@ def read_rows(source: jsonl.Source, load: Callable[[], Model] | None = None) -> 
         CSV with a column `length` (or `prompt_tokens`, `input_tokens`, `ContextTokens`) and perhaps `id` and
         `cached`; or one length a line; or JSON lines, each of them a row (`{"length": 12, "cached": 4}`) or
         a request. Lines that begin with # are skipped.
-    load : function returning a Model, optional
-        Called once, if the tokens of a prompt or chat must be counted.
+    tokens_of : function of a Request, optional
+        Its prompt's token ids; called for a prompt or chat, never for `tokens`.
 
     Returns
     -------
@@ -52,17 +49,13 @@ def read_rows(source: jsonl.Source, load: Callable[[], Model] | None = None) -> 
     given = _json(lines) if lines and lines[0][1].lstrip()[0] in "{[" else _csv(lines)
     rows: list[Row] = []
     seen: dict[str, str] = {}
-    model = None
     for where, fields in given:
         try:
             if isinstance(fields, dict) and "length" in fields:
                 row = _row(fields, len(rows))
             else:
                 request = Request.from_json(fields)
-                tokens = request.tokens
-                if tokens is None:
-                    model = model or _load(request, load)
-                    tokens = check(request, model)
+                tokens = request.tokens if request.tokens is not None else _count(request, tokens_of)
                 row = _of(request, tokens, len(rows))
             if row.id in seen:
                 raise refusal("", "id", row.id, f"already the id of {seen[row.id]}; ids must differ")
@@ -73,20 +66,20 @@ def read_rows(source: jsonl.Source, load: Callable[[], Model] | None = None) -> 
     return rows
 
 
-def rows_of(requests: Iterable[Request], model: Model) -> list[Row]:
+def rows_of(requests: Iterable[Request], tokens_of: TokensOf) -> list[Row]:
     """A row for each request, once checked; without an id, "r0", "r1", … by its place."""
-    return [_of(request, check(request, model), place) for place, request in enumerate(requests)]
+    return [_of(request, tokens_of(request), place) for place, request in enumerate(requests)]
 
 
 def _of(request: Request, tokens: Sequence[int], place: int) -> Row:
     return Row(request.id or f"r{place}", len(tokens), request.cached, priority=request.priority)
 
 
-def _load(request: Request, load: Callable[[], Model] | None) -> Model:
-    if load is None:
+def _count(request: Request, tokens_of: TokensOf | None) -> Sequence[int]:
+    if tokens_of is None:
         rule = "needs a model to count its tokens; give tokens or length"
         raise refusal(request.id, request.source, getattr(request, request.source), rule)
-    return load()
+    return tokens_of(request)
 
 
 def _row(fields: dict[str, Any], place: int) -> Row:

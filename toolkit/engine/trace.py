@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from ..chart_lookup import chart_function
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -125,9 +127,7 @@ class Trace:
 
     def chart(self) -> Any:
         """The timeline: rows down, events along."""
-        from ..view import charts
-
-        return charts.timeline(self.to_frame())
+        return chart_function("timeline")(self.to_frame())
 
     def _repr_html_(self) -> str:
         return str(self.to_frame()._repr_html_())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..chart_lookup import chart_function
 from ..engine import policies
 from ..engine.engine import Engine
 from ..models.load import Model
@@ -128,9 +129,7 @@ class Company:
 
     def chart(self, **options: Any) -> Any:
         """Rows down, steps along: what each computed and drew."""
-        from ..view.charts.live_batch import company
-
-        return company(self.to_frame(), self.actions(), **options)
+        return chart_function("company")(self.to_frame(), self.actions(), **options)
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{row} {status}" for row, status in self.status.items())

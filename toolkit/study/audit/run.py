@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
+from ...chart_lookup import chart_function
 from ...engine.admission import check
 from ...fields import Rules, show
 from ...requests import Request
@@ -134,9 +135,7 @@ class Audit:
 
     def chart(self, **options: Any) -> Any:
         """Each check's answers, token by token: how many are still the same."""
-        from ...view import charts
-
-        return charts.audit(self.to_frame(), self.summary(), **options)
+        return chart_function("audit")(self.to_frame(), self.summary(), **options)
 
     def __repr__(self) -> str:
         return f"Audit({self.target}: {self.reading})"

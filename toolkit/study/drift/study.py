@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 from tqdm.auto import tqdm
 
+from ...chart_lookup import chart_function
 from ...engine.admission import check
 from ...forward.packed import PackedForward
 from ...forward.spans import Forward, Span
@@ -105,11 +106,9 @@ class Drift:
 
     def chart(self, **options: Any) -> Any:
         """Largest and typical difference of each run."""
-        from ...view import charts
-
         if self.amplify != 1:
             options.setdefault("title", f"Drift, amplified {self.amplify:,g} times")
-        return charts.drift(self._frame, **options)
+        return chart_function("drift")(self._frame, **options)
 
     def __repr__(self) -> str:
         interrupted = "" if self.complete else "; interrupted"

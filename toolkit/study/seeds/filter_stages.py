@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
+from ...chart_lookup import chart_function
 from ...requests import Request
 from ...sampling import distribution
 from .prefilled import Prefilled
@@ -62,9 +63,7 @@ class Stages:
 
     def chart(self, **options: Any) -> Any:
         """A panel for each stage; what a filter excluded stays, in grey."""
-        from ...view.charts import filters
-
-        return filters.stages(self.to_frame(), **options)
+        return chart_function("stages")(self.to_frame(), **options)
 
     def __repr__(self) -> str:
         left = ", ".join(f"{n}: {int((p > 0).sum()):,}" for n, p in zip(self.names, self.p, strict=True))

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from tqdm.auto import tqdm
 
+from ...chart_lookup import chart_function
 from ...models.load import Model
 from ...requests import Request
 from ...sampling import distribution
@@ -50,9 +51,7 @@ class FirstTokens:
 
     def chart(self, **options: Any) -> Any:
         """Exact probabilities as bars, the observed shares over them."""
-        from ...view import charts
-
-        return charts.first_tokens(self.distribution, self._observed, **options)
+        return chart_function("first_tokens")(self.distribution, self._observed, **options)
 
     def __repr__(self) -> str:
         distinct = self._observed["token"].nunique()

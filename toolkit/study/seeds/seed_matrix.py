@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
+from ...chart_lookup import chart_function
 from ...models.load import Model
 from ...requests import Request
 from .prefilled import Prefilled, batch_of
@@ -63,9 +64,7 @@ class SeedMatrix:
 
     def chart(self, **options: Any) -> Any:
         """The matrix as a picture: a colour and a label for each token."""
-        from ...view import charts
-
-        return charts.seed_matrix(self._frame, **options)
+        return chart_function("seed_matrix")(self._frame, **options)
 
     def __repr__(self) -> str:
         return f"SeedMatrix({self.policy}: {self.reading})"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from ... import backend, files
+from ...chart_lookup import chart_function
 from ...fields import one_line, show
 from . import cells, tables
 from .grid import Combination, accepted, combinations, lasts, said
@@ -85,15 +86,13 @@ class Sweep:
         **options
             `how="max"`, "min", "sum" or "nunique" instead of the mean; `width`, `title`.
         """
-        from ...view.charts.sweep import sweep as draw
-
         names = list(self._points[0])
         x = x or next((name for name in names if name != color), names[0])
         color = color or next((name for name in names if name != x), None)
         for what, name in (("x", x), ("color", color)):
             if name is not None and name not in names:
                 raise ValueError(f'{what}="{name}": must be one of {", ".join(names)}')
-        return draw(self.to_frame(), y=y, x=x, color=color, **options)
+        return chart_function("sweep")(self.to_frame(), y=y, x=x, color=color, **options)
 
     def __repr__(self) -> str:
         counts = (
