@@ -1,6 +1,7 @@
 """The project's own files: what is declared, what is tracked, what an import costs."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -113,3 +114,24 @@ def test_importing_loads_nothing_heavy():
     ).stdout.split()
     assert "toolkit.cohorts.plan" in loaded  # the list can tell
     assert not {"pandas", "altair", "ipywidgets", "transformers", "mlx_lm", "mlx_lm.server"} & set(loaded)
+
+
+def test_every_file_that_the_design_page_names_is_there():
+    text = (ROOT / "docs" / "design.md").read_text()
+    rooms = [ROOT, ROOT / "toolkit", *(p for p in (ROOT / "toolkit").rglob("*") if p.is_dir())]
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", text))
+    assert len(named) > 50
+    assert [name for name in sorted(named) if not any((room / name).exists() for room in rooms)] == []
+    assert not any((room / "planning.py").exists() for room in rooms)  # a name of before is found out
+
+
+def test_the_root_of_the_package_has_few_modules_and_none_hides_a_public_function():
+    modules = {path.stem for path in (ROOT / "toolkit").glob("*.py")}
+    assert len(modules) <= 12
+    functions = {name for name in tk.__all__ if inspect.isfunction(getattr(tk, name))}
+    assert modules & functions == set()
+
+
+def test_every_room_has_its_rule_in_the_first_line():
+    for room in (ROOT / "toolkit").glob("*/**/__init__.py"):
+        assert re.match(r'"""[A-Z][\w ]+: .{20,}', room.read_text()), room

@@ -1,6 +1,6 @@
 """Which lengths to pad together: the cheapest grouping, by dynamic programming. Integers only.
 
-Part of `cohorts`, for its "by-length" strategy. All windows are solved at once, because one is too small to
+Part of `plan`, for its "by-length" strategy. All windows are solved at once, because one is too small to
 be worth a numpy call of its own.
 """
 

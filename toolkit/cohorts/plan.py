@@ -30,7 +30,7 @@ STRATEGIES = ("packed", "by-length", "runs")
 WINDOW = 64  # requests that "by-length" may reorder among themselves
 OVERHEAD = 64  # tokens that one more padded forward costs: about 10 on a CPU, 2,000 on a large GPU
 
-_MOST_WINDOW = 1_024  # which keeps the sums in `grouping` within 63 bits
+_MOST_WINDOW = 1_024  # which keeps the sums in `padding` within 63 bits
 
 
 _R = TypeVar("_R", bound=Any)
@@ -84,7 +84,7 @@ def plan_cohorts(
         Consecutive rows, cold, adopted and decoding alike, as many as row cap and budget allow.
     "by-length"
         For the padded forward: within each `window` consecutive rows, the cold ones are grouped so that
-        padded tokens, plus `overhead` for each group, are least; see `grouping`. The others run one after
+        padded tokens, plus `overhead` for each group, are least; see `padding`. The others run one after
         the other. Nobody falls `window` places behind.
     "runs"
         The reference, as other engines do it. A maximal contiguous run of cold rows is batched if it has

@@ -1,4 +1,4 @@
-"""The three ways to sort rows into cohorts, as cuts in a list: `cohorts` says what each is for.
+"""The three ways to sort rows into cohorts, as cuts in a list: `plan` says what each is for.
 
 Each yields parts `(kind, start, stop)` of the rows. Only "by-length" moves rows, and hands back the order.
 """

@@ -4,8 +4,8 @@ MLX leaves matrix products to cuBLAS. To look one up and enqueue it keeps the ho
 times as long as another kernel and more, and a decode step, seven of them a layer, waits for little else.
 Besides, cuBLAS gives the bits of a prefill only to tiles of 256 tokens. This kernel takes tiles of 32, sums
 16 products at a time in their order, as tensor-core kernels do that don't split a sum, and so gives the same
-bits: the probe compares them (`probe`), and a device where they differ does without. Layers that read the
-same array (queries, keys and values; gate and up) run in one launch.
+bits: the probe compares them (`invariance.search`), and a device where they differ does without. Layers that
+read the same array (queries, keys and values; gate and up) run in one launch.
 """
 
 from __future__ import annotations

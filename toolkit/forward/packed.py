@@ -1,7 +1,7 @@
 """Packed: one forward over all spans of a step, side by side, without padding beyond the tile.
 
-Token-wise layers see `[T, 1]` tokens; attention runs over each row's own keys (`attention`, `kv`); only
-tokens that are sampled from go through the head (`attach`). Shapes are rounded as `Shapes` says, so that a
+Token-wise layers see `[T, 1]` tokens; attention runs over each row's own keys (`attention`, `kv_cache`); only
+tokens that are sampled from go through the head (`patch`). Shapes are rounded as `Shapes` says, so that a
 row's logits don't depend on its company.
 """
 

@@ -4,7 +4,7 @@ A packed step feeds a model `[T, 1]` tokens, each a batch row of its own. Everyt
 it is. Two things are not token-wise, and both are reached through the cache list that every mlx-lm model
 hands down: attention (each layer's cache object attends for it) and the output head (only the tokens
 that a step samples from go through). Nothing here computes; `packed` does. Two more are replaced for speed:
-on a CPU the layers' gate, `swiglu`, by one with a faster exponential; on CUDA linear layers (`narrow`).
+on a CPU the layers' gate, `swiglu`, by one with a faster exponential; on CUDA linear layers (`cuda_linear`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def functions_of(model: nn.Module, cpu: bool) -> list[Name]:
 @contextmanager
 def attached(names: list[Name], linear: Hook | None = None) -> Iterator[None]:
     """Within the block, in this thread, attention of these names goes to the cache that keeps the keys, and
-    the gate to `fast`; linear layers go to `linear` if given.
+    the gate to `cpu_exp`; linear layers go to `linear` if given.
 
     Every other caller, in any other thread, gets what it got before. The modules are restored when the last
     block leaves, on error too.

@@ -27,7 +27,8 @@ class Shapes:
     skip : tuple of int
         Multiples of the bucket that are passed over, since a kernel cuts its sums otherwise there.
     narrow : int
-        A decode step of up to this many tokens takes the kernel of `narrow` and its small tile; 0: none does.
+        A decode step of up to this many tokens takes the kernel of `cuda_linear` and its small tile; 0: none
+        does.
     """
 
     tile: int = 1

@@ -1,9 +1,9 @@
 """Probe: compares bits of a model's own layers, attention and whole forward, to find shapes that are safe.
 
 `search` tries candidates for each rule, cheapest first; `measure` tries given shapes. Both run the model's
-kinds of layers on the same lines among other lines (`twins`), its attention geometry on the same queries in
-other calls (`trials`), and then the model itself on short prompts: alone, in company, permuted, chunked,
-decoded.
+kinds of layers on the same lines among other lines (`cancelling_layers`), its attention geometry on the same
+queries in other calls (`attention_checks`), and then the model itself on short prompts: alone, in company,
+permuted, chunked, decoded.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Subject:
     hasty : bool
         The first difference settles a comparison.
     narrow : bool
-        This device may have the kernel of `narrow`, and all weights of the body are in layers that it takes.
+        This device may have the kernel of `cuda_linear`, and all weights of the body are in layers that it
+        takes.
     """
 
     model: Model

@@ -1,6 +1,6 @@
 """Invariance: whether a row's logits have the same bits whatever runs beside it, and with which shapes.
 
-A kernel is chosen by shape, so only shapes can carry a row's company into its arithmetic. `probe` measures
+A kernel is chosen by shape, so only shapes can carry a row's company into its arithmetic. `search` measures
 which are safe; here a verdict is kept, by everything that the last bits may depend on (device, instruction
 set, threads, BLAS, versions, dtype, quantization, shapes), and turned into a forward that keeps the promise
 or refuses it.

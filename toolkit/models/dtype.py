@@ -1,7 +1,7 @@
 """Precision: the same weights in another type, one layer at a time.
 
 On a CPU only float32 matmuls reach the BLAS; 16-bit and quantized ones run scalar loops that are a hundred
-to a thousand times slower, so `models` converts there unless told otherwise.
+to a thousand times slower, so `load` converts there unless told otherwise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models: `load` turns a name into a model and its tokenizer, ready to run on the device at hand.
 
 Everything above sees only `Model`: an mlx-lm module, wherever it came from. Fetching the default model is
-`fetch`'s, reading GGUF `gguf`'s, other number types `precision`'s. Loading doesn't move the global random
+`fetch`'s, reading GGUF `gguf`'s, other number types `dtype`'s. Loading doesn't move the global random
 generator.
 """
 

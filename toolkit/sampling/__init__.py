@@ -12,9 +12,9 @@ The engine compiles a batch's rows once and draws at every step::
 checks a draft against the draws of plain decoding. Nothing here decides who seeds or when: that is
 `policies`.
 
-In reading order: `rows` (what goes in and comes out), `sampler` and `step`, `plain` and `kernels` (no
-filter), `chain` with `ranking`, `filters`, `typical` and `drift` (filters), `adjust` (mask, bias,
-penalties), `verify`.
+In reading order: `draws` (what goes in and comes out), `sampler` and `step`, `unfiltered` and `kernels` (no
+filter), `chain` with `ranking`, `filters`, `typical` and `drift_bound` (filters), `logits_processors` (mask,
+bias, penalties), `verify`.
 """
 
 from .distribution import distribution, draw_keyed, draw_shared, process

@@ -4,7 +4,7 @@ Each filter but typical-p (see `typical`) keeps a run of the ranked list, so a r
 [first, last). With an error of at most `d` in every logit, the n-th largest logit moves by at most `d` as
 well, whichever id holds it; so the ends of the run move within bounds that the same formulas give.
 `surviving` computes those bounds for several `d` at once: at d = 0 they are the filter itself, otherwise
-what `drift` needs.
+what `drift_bound` needs.
 
 Definitions, in nats on logits `z` less the row's maximum, with p the softmax over what reached the filter:
 

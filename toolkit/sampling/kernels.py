@@ -1,9 +1,9 @@
 """Kernels: the unfiltered draw fused into one pass over the logits, for CUDA and Metal.
 
 Noise words, Gumbel, temperature, best and runner-up and the row's mass come from one read of the logits;
-`plain` is the same arithmetic in MLX operations, the reference, and what runs where a kernel does not. Noise
-words are equal to the bit; scores differ by the last places of the logarithms. A row is cut into chunks by
-its own length only, so its result does not depend on the batch. The first use on a device compares the
+`unfiltered` is the same arithmetic in MLX operations, the reference, and what runs where a kernel does not.
+Noise words are equal to the bit; scores differ by the last places of the logarithms. A row is cut into chunks
+by its own length only, so its result does not depend on the batch. The first use on a device compares the
 kernel with the reference and keeps to the reference if they disagree or the kernel doesn't compile.
 """
 

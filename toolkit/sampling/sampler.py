@@ -1,9 +1,9 @@
 """Sampler: a batch's parameters, compiled once; every step, logits in and one token a row out.
 
-Rows are sorted by what they need: greedy and unfiltered rows go over the whole vocabulary (`plain`, or
+Rows are sorted by what they need: greedy and unfiltered rows go over the whole vocabulary (`unfiltered`, or
 `kernels` on a GPU), rows with filters through ranked lists (`chain`), and only rows with masks, bias or
-penalties are adjusted first (`adjust`). A row's result depends on nothing outside the row, so it has the
-same bits alone and in any batch.
+penalties are adjusted first (`logits_processors`). A row's result depends on nothing outside the row, so it
+has the same bits alone and in any batch.
 
 On a CPU everything is computed at once, in NumPy where that is faster. On a GPU it is lazy: nothing is
 evaluated, unless a row has a logits processor, which is the user's own code.
@@ -160,7 +160,7 @@ class Sampler:
         return self._compiled[key]
 
     def unfiltered(self, rows: np.ndarray) -> tuple[mx.array, mx.array, mx.array | None]:
-        """What `plain` needs of some rows, as MLX arrays, made once: 1 / temperature, temperature, greedy."""
+        """What `unfiltered` needs of some rows, as MLX arrays: 1 / temperature, temperature, greedy."""
         key = ("plain", rows.tobytes())
         if key not in self._compiled:
             inverse, greedy = self.inverse[rows], self.greedy[rows]
@@ -180,7 +180,8 @@ class Sampler:
         """Rows with filters by list length (see `chain.list_length`)."""
         key = (vocab, rows.tobytes())
         if key not in self._compiled:
-            # Typical-p and XTC are followed differently by `drift`, also where their siblings would not be.
+            # Typical-p and XTC are followed differently by `drift_bound`, also where their siblings would not
+            # be.
             by: dict[tuple[int, bool, bool], list[int]] = {}
             for row in rows:
                 request = self.requests[row]

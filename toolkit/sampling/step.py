@@ -1,7 +1,7 @@
 """Step: one batch of logits on its way through a `Sampler`, from the adjustments to `Drawn`.
 
-Rows are told apart here: those for `plain` (or `kernels`), those for `chain`, those for `adjust`. `xp` is
-NumPy, computing at once, or MLX, lazily.
+Rows are told apart here: those for `unfiltered` (or `kernels`), those for `chain`, those for
+`logits_processors`. `xp` is NumPy, computing at once, or MLX, lazily.
 """
 
 from __future__ import annotations

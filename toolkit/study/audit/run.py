@@ -2,8 +2,8 @@
 
 Asks, compares, judges and names the likely cause.
 
-What is asked is in `audit_trial`, of whom in `targets` and `servers`; verdicts are `audit_checks`', causes
-`audit_diagnosis`'.
+What is asked is in `trial`, of whom in `targets` and `servers`; verdicts are in `checks`, causes in
+`diagnosis`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A trial of an audit: one request asked alone and in many companies, its answers compared in pairs.
 
-What the pairs prove is `audit_checks`' business.
+What the pairs prove is decided in `checks`.
 """
 
 from __future__ import annotations

@@ -133,8 +133,8 @@ def drift(
 ) -> Drift:
     """A request's logits under many compositions and forwards, each against its own alone run.
 
-    In float32 hardly any token flips. To see some, take a 16-bit model on a GPU, `rounded` on a CPU (where
-    16-bit loops are slow and don't drift), or amplify.
+    In float32 hardly any token flips. To see some, take a 16-bit model on a GPU, `rounded_model.rounded` on a
+    CPU (where 16-bit loops are slow and don't drift), or amplify.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Sweep: a study asked for each combination of a grid, here or on several engines, as one table.
 
 What a combination answers doesn't depend on where or when it ran: the table is in the grid's order, and the
-same to the bit from one process or from many. `grids` makes the combinations, `cells` runs them, `kept` keeps
-what is finished, `told` tells one study from another.
+same to the bit from one process or from many. `grid` makes the combinations, `cells` runs them, `store` keeps
+what is finished, `fingerprint` tells one study from another.
 """
 
 from __future__ import annotations

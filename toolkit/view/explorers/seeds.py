@@ -1,6 +1,6 @@
 """Explorers: small interactive pictures for notebooks.
 
-`explorer` has what they share. Here each reads its controls, asks a study, and says in one line what is seen.
+`base` has what they share. Here each reads its controls, asks a study, and says in one line what is seen.
 """
 
 from __future__ import annotations
