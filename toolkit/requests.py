@@ -94,7 +94,7 @@ class Request:
         Tokens that the request produced already; it goes on after them with the same positions, penalties
         and stream. Every choice goes on after the same ones.
     cached : int
-        The first so many prompt tokens are in the prefix cache when the row is admitted.
+        The first `cached` prompt tokens are in the prefix cache when the row is admitted.
     arrival : int
         Engine step at which it is submitted.
     priority : {"high", "normal", "low"}

@@ -44,7 +44,7 @@ def test_ten_thousand_requests_leave_nothing_behind(tiny):
 
 
 def took(forward: PackedForward, count: int) -> int:
-    """Bytes that one step of so many tokens needs beside weights, keys and values."""
+    """Bytes that one step of `tokens` tokens needs beside weights, keys and values."""
     gc.collect()
     before = mx.get_active_memory()
     mx.reset_peak_memory()

@@ -13,7 +13,7 @@ from ..requests import Request
 
 
 def requests(prompts: Sequence[Sequence[int]], tokens: int, **parameters: Any) -> list[Request]:
-    """Keyed requests at temperature 1, one a prompt, each with a seed of its own."""
+    """Keyed requests at temperature 1, one per prompt, each with a seed of its own."""
     return [Request(tokens=list(p), id=f"q{i}", seed=i, max_tokens=tokens, **parameters)
             for i, p in enumerate(prompts)]  # fmt: skip
 

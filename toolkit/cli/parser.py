@@ -162,7 +162,7 @@ def _drift(parser: _Parser) -> None:
     parser.option("--row", "ID", "the row that is looked at (the first); the others are its company")
     help = "a token is drawn for each: 1,2,3 or start:stop or start:stop:step (0:200)"
     parser.option("--seeds", "SEEDS", help, type=seeds, default=seeds("0:200"))
-    help = "multiply every difference before anything is told of it (%(default)s)"
+    help = "multiply every difference before it is compared or reported (%(default)s)"
     parser.option("--amplify", "X", help, type=float, default=1.0)
     parser.add_argument("--json", action="store_true", help="the table as JSON lines")
     parser.option("--out", "FILE", "the table, as .parquet, .csv or .jsonl")

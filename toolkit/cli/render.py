@@ -100,7 +100,7 @@ def _columns(text: str) -> int:
 
 
 def _cell(text: str, columns: int) -> str:
-    """A text in just so many columns."""
+    """A text cut or padded to `columns` columns."""
     text = _cut(text, columns)
     return text + " " * (columns - _columns(text))
 

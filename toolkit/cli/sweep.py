@@ -199,7 +199,7 @@ def _opened(name: str) -> Model:
 
 @contextmanager
 def _started(count: int) -> Iterator[Any]:
-    """A client of so many engines on this machine, which end with it; None for none."""
+    """A client of `count` engines on this machine, which end with it; None if `count` is 0."""
     if not count:
         yield None
         return

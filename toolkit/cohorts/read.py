@@ -1,4 +1,4 @@
-"""Rows for planning out of a file: of lengths (CSV, or one a line), or of requests. Runs no model.
+"""Rows for planning out of a file: of lengths (CSV, or one per line), or of requests. Runs no model.
 
 `toolkit plan` reads its file here. Only text needs a tokenizer, which the caller hands in as `tokens_of`.
 """
@@ -30,7 +30,7 @@ def read_rows(source: jsonl.Source, tokens_of: TokensOf | None = None) -> list[R
     ----------
     source : path, "-" or open file
         CSV with a column `length` (or `prompt_tokens`, `input_tokens`, `ContextTokens`) and perhaps `id` and
-        `cached`; or one length a line; or JSON lines, each of them a row (`{"length": 12, "cached": 4}`) or
+        `cached`; or one length per line; or JSON lines, each of them a row (`{"length": 12, "cached": 4}`) or
         a request. Lines that begin with # are skipped.
     tokens_of : function of a Request, optional
         Its prompt's token ids; called for a prompt or chat, never for `tokens`.

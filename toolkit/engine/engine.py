@@ -311,7 +311,7 @@ class Engine:
             self._pass(work.rows, work.chunks)
 
     def _pass(self, rows: Sequence[Live], chunks: Sequence[int]) -> None:
-        """begin_prefill for each row, one forward, finish_prefill or decode: in this order lives the bug."""
+        """begin_prefill for each row, one forward, finish_prefill or decode: this order causes last-seed-wins."""
         for row in rows:
             if not row.begun:
                 row.begun = True
@@ -399,7 +399,7 @@ class Engine:
         if self.running.get(row.key) is not row:
             self.queue.remove(row)
             return
-        kept = min(row.kept, len(row.tokens))  # a token that was not to be may have been run
+        kept = min(row.kept, len(row.tokens))  # a discarded token may have been run
         if self.prefixes.limit and kept and event != "error":
             self.prefixes.add(row.tokens[:kept], self._packed.read(row.key, kept))
         del self.running[row.key]

@@ -118,7 +118,7 @@ class Live:
         return Draw(self.request, self.seed, self.choice, self.issued)
 
     def span(self, chunk: int) -> Span:
-        """Its next so many tokens."""
+        """Its next `chunk` tokens."""
         if self.source is not None:
             return Span(self.key, self.kept, (), source=self.source)
         stop = self.kept + chunk

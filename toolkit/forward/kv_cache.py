@@ -90,7 +90,7 @@ class KVStore:
     Parameters
     ----------
     geometry : list of Geometry
-        One a layer that keeps a cache.
+        One per layer that keeps a cache.
     bucket : int
         Capacities are whole numbers of buckets (tokens), by `steps`.
     least : int

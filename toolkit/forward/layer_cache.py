@@ -105,7 +105,7 @@ class Step:
         The layout's, on the device.
     groups : tuple of Group
     slabs : dict of str to (keys, values)
-        By capacity; each a list with an array a layer. The lists are changed.
+        By capacity; each a list with one array per layer. The lists are changed.
     layers : dict of int to int
         Place in the slabs' lists of each layer that keeps a cache.
     apart : set of int

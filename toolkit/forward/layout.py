@@ -1,7 +1,7 @@
 """Layout: where each span's tokens go in a step, and which attention calls run them. NumPy only, no MLX.
 
 Tokens of single-token spans come first, in the order of their slab's slots, so that a decode step's queries
-are a plain slice. Spans whose shapes agree share an attention call. What can't be told from shapes alone is
+are a plain slice. Spans whose shapes agree share an attention call. What shapes alone don't determine is
 returned as small integer arrays; the rest, `Group`s, is static, so that a step can be compiled.
 """
 
@@ -40,7 +40,7 @@ class Group:
     slab : str
         Capacity of the slab whose keys it reads.
     keys, rows, queries : int
-        Its shape; each row has so many queries.
+        Its shape: number of keys, of rows, and of queries per row.
     slot : int
         Its rows are the slab's slots from here on; -1: slots are gathered.
     token : int

@@ -83,7 +83,7 @@ class PackedForward:
         self.store.release(row, wipe)
 
     def read(self, row: Hashable, length: int | None = None) -> list[tuple[mx.array, mx.array]]:
-        """A row's keys and values, to be kept elsewhere: `[heads, length, dim]` pairs, one a layer."""
+        """A row's keys and values, to be kept elsewhere: `[heads, length, dim]` pairs, one per layer."""
         return self.store.read(row, length)
 
     def write(self, row: Hashable, pairs: list[tuple[mx.array, mx.array]], length: int) -> None:
@@ -96,7 +96,7 @@ class PackedForward:
         Parameters
         ----------
         spans : sequence of Span
-            At most one a row, each starting where the row's kept tokens end.
+            At most one per row, each starting where the row's kept tokens end.
         carry : int32, [n], optional
             Tokens still on the device; a span whose `source` is i takes its one token from `carry[i]`.
 

@@ -129,7 +129,7 @@ def _instead(original: Any, function: str) -> Callable[..., Any]:
 class Caches(list):
     """The cache list of one forward; `select` picks the hidden states that go through the head.
 
-    `selected` tells whether the model's head was found, and did.
+    `selected` is True once the model's head was found and has selected.
     """
 
     def __init__(self, layers: list[Any], select: Callable[[mx.array], mx.array]):
@@ -161,8 +161,8 @@ class _Selecting(nn.Module):
 def selecting(model: nn.Module) -> nn.Module:
     """The same model and weights, with a head that sees only what `Caches.select` picks.
 
-    A shallow copy: the caller's model is not touched. Where the backbone can't be told from the head the
-    model comes back as it is, and the whole head runs.
+    A shallow copy: the caller's model is not touched. If the backbone and the head can't be
+    separated, the model is returned as it is, and the whole head runs.
     """
     for name in ("model", "transformer", "backbone", "language_model"):
         inner = model.get(name) if isinstance(model, dict) else None

@@ -48,7 +48,7 @@ class PrefixCache:
         length : int
             0 if nothing is kept that begins so.
         pairs : list of (keys, values)
-            `[heads, at least length, dim]` each, one a layer.
+            `[heads, at least length, dim]` each, one per layer.
         """
         node, length = self._root, 0
         while length < min(most, len(tokens)) and tokens[length] in node.children:

@@ -143,7 +143,7 @@ def _rows(model: Model, forward: Any, prompts: list[np.ndarray], worst: Any) -> 
 
 
 def _run(forward: Any, prompt: np.ndarray) -> None:
-    """One long step; not compared, since in half precision a router has near ties among so many tokens."""
+    """One long step; not compared, since in half precision a router has near ties among many tokens."""
     name = object()
     try:
         mx.eval(forward.run([Span(name, 0, prompt.tolist())]))

@@ -50,7 +50,7 @@ class Subject:
     body, head : dict of str to Twin
         Of each distinct layer, and of those that give logits.
     trials : list of Trial
-        Two an attention geometry.
+        Two per attention geometry.
     slow : bool
         On a CPU only float32 reaches the BLAS; the scalar loops of other types get few lines.
     lengths : tuple of int

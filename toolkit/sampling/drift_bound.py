@@ -85,7 +85,8 @@ class _Check:
         self.xp, self.lists, self.settings, self.stages, self.typical = xp, lists, settings, stages, typical
         self.score = at_places(scores, drawn)
         self.z = at_places(lists.z, drawn)
-        # Among the survivors the margin tells the best; of the excluded, those that come next are looked at.
+        # Among the survivors the margin identifies the best; of the excluded, those that come next are looked
+        # at.
         self.runner_up = self.score - margin
         self.last = last
         window = xp.minimum(last + xp.arange(min(_WINDOW, count), dtype=xp.int32)[None], count - 1)

@@ -1,9 +1,9 @@
-"""Adjust: what changes single logits before any filter. Allowed ids, bias, penalties, logits processors.
+"""Logits processors: what changes single logits before any filter. Allowed ids, bias, penalties, processors.
 
 In that order, and only for rows that use them. Penalties follow the peers: repetition divides a positive
 logit and multiplies a negative one, for ids of prompt and generated tokens (Keskar et al. 2019); frequency
-and presence subtract, for generated ids only (OpenAI's definition). `penalty_window` keeps the last so many
-tokens of either history. A row's history is its own list, so there is no padding to count by mistake.
+and presence subtract, for generated ids only (OpenAI's definition). `penalty_window` keeps that many of the
+last tokens of either history. A row's history is its own list, so there is no padding to count by mistake.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Sampler:
     Parameters
     ----------
     draws : sequence of Draw
-        One a row: request, seed and choice are read here; position and history are given at each step.
+        One per row: request, seed and choice are read here; position and history are given at each step.
     order : sequence of str
         The chain after mask, bias and penalties: a permutation of `ORDER`.
 

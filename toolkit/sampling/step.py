@@ -1,6 +1,6 @@
 """Step: one batch of logits on its way through a `Sampler`, from the adjustments to `Drawn`.
 
-Rows are told apart here: those for `unfiltered` (or `kernels`), those for `chain`, those for
+Rows are sorted here into those for `unfiltered` (or `kernels`), those for `chain`, those for
 `logits_processors`. `xp` is NumPy, computing at once, or MLX, lazily.
 """
 

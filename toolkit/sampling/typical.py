@@ -18,7 +18,7 @@ from .ranking import Lists, at_places, namespace
 
 @dataclass(frozen=True, eq=False)
 class Typical:
-    """The kept ids as lists, and what tells how much error the choice stands.
+    """The kept ids as lists, and what determines how much error the choice tolerates.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ class Verified:
     tokens : tuple of int, accepted + 1
         Those, then the token that is drawn after them: the correction, or one more where all stand.
     drawn : Drawn
-        The draws, one a position; those past `accepted` are of a text that was not to be.
+        The draws, one per position; those after `accepted` belong to discarded tokens.
     """
 
     accepted: int

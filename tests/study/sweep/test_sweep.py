@@ -875,7 +875,7 @@ def test_a_notebooks_function_brings_its_closure_and_a_failing_cell_says_what_it
     assert list(made.to_frame()["y"]) == [0]
     error = made.failed["error"].item()
     assert error.startswith(
-        "NameError: name 'undefined' is not defined; an engine has not a notebook's names"
+        "NameError: name 'undefined' is not defined; variables of the notebook don't exist on the engines"
     )
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ...requests import Request
 
 Answers = dict[tuple[str, int], "Answer"]
-Fail = Callable[[str, str], object]  # to be told a request's id, and why it has no answer
+Fail = Callable[[str, str], object]  # called with a request's id and why it has no answer
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One choice of one request. `tokens` are ids, or words or characters where a server tells no more."""
+    """One choice of one request. `tokens` are ids, or words or characters where a server returns no ids."""
 
     tokens: tuple[int | str, ...]
     text: str = ""

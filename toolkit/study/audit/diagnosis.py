@@ -1,6 +1,6 @@
 """Diagnosis: the likely cause behind an audit's verdicts, in the field's words.
 
-Derived from the pairs that the checks compared, and nothing else. What tells the causes apart: whether a
+Derived from the pairs that the checks compared, and nothing else. Causes are distinguished by whether a
 change of siblings' seeds alone moves the answer (a leak) or only a change of shapes does (drift, or noise
 that depends on shape); from which token on; and whose seed the first token follows.
 """

@@ -249,7 +249,7 @@ def _ask(
             if step == Trial.STEPS[0][1]:
                 trial = Trial(target, seeded(requests, number), number)
                 if not number:
-                    _ = trial.alone  # a target that can't even do this is told at once, not judged
+                    _ = trial.alone  # a target that can't even do this is reported at once, not judged
             if late == _PATIENCE:
                 why = f"given up: {_PATIENCE} times in a row there was no answer in time"
                 missing.update((name, why) for name in names if name not in missing)

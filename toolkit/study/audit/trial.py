@@ -186,7 +186,7 @@ class Trial:
         agree = pair.compared if pair.first is None else pair.first
         given = [answer.logprobs[:agree] for answer in (pair.one, pair.other)]
         if agree and all(len(g) == agree and None not in g for g in given):
-            one, other = (Answer(tuple(map(repr, g))) for g in given)  # repr tells floats apart to the bit
+            one, other = (Answer(tuple(map(repr, g))) for g in given)  # repr distinguishes floats to the bit
             yield self._pair("logprobs", one, other, pair.row)
 
     def _mine(self, requests: list[Request], optional: bool = False) -> Answer:

@@ -26,11 +26,11 @@ class Composition:
     last : bool
         Whether the request comes after its siblings.
     chunk : int
-        Every prompt is run so many tokens at a time; 0: whole.
+        Every prompt is run `chunk` tokens at a time; 0: whole.
     cached : int
-        The request's first so many tokens are run before, by themselves, and adopted.
+        The request's first `cached` tokens are run before, by themselves, and adopted.
     decode : int
-        Every prompt's last so many tokens are run one at a time, as generated tokens are.
+        Every prompt's last `decode` tokens are run one at a time, as generated tokens are.
     """
 
     siblings: tuple[Request | str, ...] = ()
@@ -61,14 +61,14 @@ class Composition:
         return ", ".join(str(part) for part in parts if part) or "alone, again"
 
     def cuts(self, length: int) -> list[int]:
-        """Where a prompt of so many tokens is cut: the ends of its pieces."""
+        """Where a prompt of `length` tokens is cut: the ends of its pieces."""
         ends = {length, *range(self.chunk or length, length, self.chunk or length)}
         ends |= {length - n for n in range(1, self.decode + 1) if length > n}
         return sorted(ends)
 
 
 def standard(siblings: Iterable[Request | str], length: int) -> dict[str, Composition]:
-    """The usual compositions, by name, for a prompt of so many tokens."""
+    """The usual compositions, by name, for a prompt of `length` tokens."""
     everyone, some = tuple(siblings), max(1, length // 2)
     made = [Composition(everyone[:n]) for n in sorted({0, 1, len(everyone)}) if n <= len(everyone)]
     made += [Composition(everyone, last=True)] if everyone else []

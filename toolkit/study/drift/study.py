@@ -149,7 +149,7 @@ def drift(
     seeds : iterable of int
         A token is drawn for each.
     amplify : float
-        Every difference is multiplied by this before anything is told of it; the result says so everywhere.
+        Every difference is multiplied by this before it is compared or reported; the result states it.
     progress : bool
         Show a bar once it takes more than a second.
 

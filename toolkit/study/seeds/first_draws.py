@@ -1,6 +1,6 @@
-"""Tries: first tokens of one batch for many seeds, tokens only, fast enough to follow a slider.
+"""First draws: first tokens of one batch for many seeds, tokens only, fast enough to follow a slider.
 
-The same policies on the same logits as `Prefilled.replay`, which also tells margins and takes some
+The same policies on the same logits as `Prefilled.replay`, which also gives margins and takes some
 milliseconds a draw. Here a row's scores are kept per set of sampling parameters, and keyed noise per seed
 and position. Under the policies that share MLX's generator it is seeded and drawn from in the engine's
 order, as ever; two draws from one state of the generator are computed once.

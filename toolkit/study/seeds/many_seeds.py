@@ -116,7 +116,7 @@ def tally(batch: Prefilled, row: str, seeds: Sequence[int], *, top: int = 12) ->
     row : str
     seeds : sequence of int
     top : int
-        Likeliest tokens told apart; the others are added up as token -1.
+        Number of likeliest tokens listed; the others are added up as token -1.
 
     Returns
     -------

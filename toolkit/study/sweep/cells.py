@@ -164,7 +164,7 @@ def _received(task: Any) -> Outcome:
 
 def _hint(name: str) -> str:
     known = {
-        "NameError": "; an engine has not a notebook's names: import or define it in the study",
+        "NameError": "; variables of the notebook don't exist on the engines: import it in the study",
         "ModuleNotFoundError": "; on the engine it isn't on the path",
     }
     return known.get(name, "")

@@ -1,6 +1,6 @@
-"""Told: what tells a study from another one, as a digest that is the same in any process.
+"""Fingerprint: a digest that identifies a study, the same in any process.
 
-Everything that a study brings along or names counts, by content: its code and that of its module's helpers,
+Everything that a study contains or refers to counts, by content: its code and that of its module's helpers,
 defaults, closures, globals, attributes, tables. Modules, and functions and classes of other modules, count by
 name (such a function by its own code as well). What has no content to go by is refused, not passed over.
 """

@@ -1,7 +1,7 @@
 """Grids: the combinations that a sweep goes through, each with a text of its own that lasts.
 
-A combination is a dict of keywords. Its text is how the same one is known again by a run that goes on after
-an interrupted one: so it tells 1 from 1.0 and True, and takes NaN for equal to itself.
+A combination is a dict of keywords. A run that continues an interrupted one recognizes a combination by
+its text, so the texts of 1, 1.0 and True differ, and NaN equals itself.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What a combination answers doesn't depend on where or when it ran: the table is in the grid's order, and the
 same to the bit from one process or from many. `grid` makes the combinations, `cells` runs them, `store` keeps
-what is finished, `fingerprint` tells one study from another.
+what is finished, `fingerprint` identifies a study.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def sweep(
     ------
     ValueError
         One line. Before anything runs: a grid without combinations, names that the study doesn't take, an
-        `out` of another sweep, or a study that holds what can't be told again. Later: a column of a
+        `out` of another sweep, or a study that holds an object without a fingerprint. Later: a column of a
         grid's name in the study's table, with other values.
     """
     if not callable(study):
@@ -182,7 +182,7 @@ def sweep(
         ):
             for k, outcome in work:
                 if outcome.frame is not None:
-                    tables.joined([points[k]], [outcome.frame], list(points[k]))  # a clash is told at once
+                    tables.joined([points[k]], [outcome.frame], list(points[k]))  # reports a clash at once
                     if _compare(outcome.machine, machines) and kept:
                         outcome = _kept(kept, points[k], outcome)
                 outcomes[k] = outcome

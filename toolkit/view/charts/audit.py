@@ -13,7 +13,7 @@ _SHOWN = 16  # tokens
 
 
 def audit(frame: pd.DataFrame, checks: pd.DataFrame, *, title: str = "") -> Chart:
-    """Checks down, tokens along; a cell tells how many pairs of answers are the same up to that token.
+    """Checks down, tokens along; a cell shows how many pairs of answers are equal up to that token.
 
     Equal answers are good in some rows and bad in others, so a verdict is no colour but a sign and a word.
 

@@ -45,7 +45,7 @@ def company(
     rows : list of str, optional
         Lanes, in order; default: as they come.
     steps : int
-        At least so many steps wide; of more than 12, the last 12 are shown.
+        Least number of steps shown; of more than 12, the last 12 are shown.
     """
     data = company_data(frame, actions, row=row, reference=reference, rows=rows)
     lanes, last = data["lanes"][0]["order"], data["lanes"][0]["last"]

@@ -32,7 +32,7 @@ def sweep_data(frame: pd.DataFrame, y: str, x: str, color: str | None, how: str 
         raise ValueError(f'y="{y}": must be a column of numbers: {", ".join(fit) or "there is none"}')
     # Names of its own: a grid's may be words that grouping or a picture has already.
     by = {"across": x} | ({"series": color} if color else {})
-    # Parameters as they come: what can't be hashed or compared is told apart by its text.
+    # Parameters of any type: those that can't be hashed or compared are distinguished by their text.
     given = {axis: frame[name].tolist() for axis, name in by.items()}
     numeric = all(isinstance(v, Real) and not isinstance(v, bool) for v in given["across"])
     keys = pd.DataFrame(
@@ -51,7 +51,7 @@ def sweep_data(frame: pd.DataFrame, y: str, x: str, color: str | None, how: str 
 
 
 def fitting(column: pd.Series) -> list[str]:
-    """Of `HOW`, what can be told of a column: of numbers all, of other values how many differ."""
+    """The entries of `HOW` that a column allows: all for numbers, the number of distinct values otherwise."""
     if not column.notna().any():
         return []
     if pd.api.types.is_numeric_dtype(column):

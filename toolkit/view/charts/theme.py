@@ -22,7 +22,7 @@ Records: TypeAlias = list[dict[str, Any]]
 ROW = 20  # height of a row of bars, in points
 FAINT = "#80808055"
 PALETTE = [ORANGE, SKY, GREEN, PURPLE, YELLOW, BLUE, VERMILLION]
-# The same hues, lighter: for what the palette is too short for, where a word tells it from its fellow.
+# The same hues, lighter, for more categories than the palette has; a label distinguishes each pair.
 TINTS = ["#FFD98A", "#BFE1F6", "#8FD9C4", "#EFCFE1", "#FAF6BE", "#9CC3E2", "#F2BD98"]
 # Text drawn on top of a palette colour: black, but white on the two dark ones.
 ON_DARK = [BLUE, VERMILLION]

@@ -126,7 +126,7 @@ def _strips(events: Sequence[dict[str, Any]], step: float) -> dict[str, Records]
 
 
 def states_left(events: Sequence[dict[str, Any]]) -> list[str]:
-    """The state that each event left. A seeding told with its draw bears the draw's; it left its seed's."""
+    """The state after each event. A seeding is recorded with its draw's state; here it gets its seed's."""
     out: list[str] = [e["state"] for e in events]
     for at, (event, later) in enumerate(pairwise(events)):
         if event["event"] == "seed" and later["event"] == "draw" and out[at] and out[at] == out[at + 1]:

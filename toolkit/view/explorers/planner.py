@@ -47,7 +47,7 @@ class PlanExplorer(Explorer):
 
 
 def read_window(lines: str) -> list[Row]:
-    """Rows of text, one a line: `a 50`, `b 40 cached 33`, `c 7 high`, `d 90 decode`."""
+    """Rows from text, one per line: `a 50`, `b 40 cached 33`, `c 7 high`, `d 90 decode`."""
     rows = []
     for line in filter(None, map(str.strip, lines.splitlines())):
         name, *words = line.split()
