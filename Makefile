@@ -24,7 +24,9 @@ demo: $(DEMO)  ## show on a real model that the last seed wins, and that keyed s
 lab: $(LAB)  ## open JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks
 
-test: lint unit nbval  ## all that CI runs
+test: $(DEV)  ## all that CI runs: lint, unit, nbval; one that fails does not hide the others
+	@failed=; for part in lint unit nbval; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: all passed"
 
 lint: $(DEV)  ## style, import layers, types
 	$(BIN)/ruff check .

@@ -311,7 +311,7 @@ class Engine:
             self._pass(work.rows, work.chunks)
 
     def _pass(self, rows: Sequence[Live], chunks: Sequence[int]) -> None:
-        """begin_prefill for each row, one forward, finish_prefill or decode: this order causes last-seed-wins."""
+        """begin_prefill for each row, a forward, then the draws. Under `global` the last seed wins."""
         for row in rows:
             if not row.begun:
                 row.begun = True
