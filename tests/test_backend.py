@@ -144,3 +144,36 @@ def test_the_cache_can_be_moved(monkeypatch, tmp_path):
     assert backend.cache_dir() == tmp_path / "x"
     monkeypatch.delenv("TOOLKIT_CACHE")
     assert backend.cache_dir().name == "mlx-seed-toolkit"
+
+
+COMPUTES_IN_THREADS = """
+import toolkit
+import mlx.core as mx
+from concurrent.futures import ThreadPoolExecutor
+
+def compute(_):
+    a = mx.random.normal((64, 64))
+    return (a @ a).sum().item()
+
+pool = ThreadPoolExecutor(2)
+print(len(list(pool.map(compute, range(8)))))
+"""
+
+
+def statuses(code, count):
+    run = [sys.executable, "-c", code]
+    return [subprocess.run(run, capture_output=True).returncode for _ in range(count)]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="Thread.join waits for the operating system's thread")
+@pytest.mark.skipif(not backend.on_cpu(), reason="only threads of a CPU's streams abort the process")
+def test_a_script_that_computed_in_threads_ends_with_its_own_status():
+    assert statuses(COMPUTES_IN_THREADS, 40) == [0] * 40
+    assert statuses(COMPUTES_IN_THREADS + "raise SystemExit(3)", 5) == [3] * 5
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="Thread.join waits for the operating system's thread")
+@pytest.mark.skipif(not backend.on_cpu(), reason="only threads of a CPU's streams abort the process")
+def test_without_waiting_such_a_script_is_aborted_now_and_then():
+    code = COMPUTES_IN_THREADS + "import atexit; atexit.unregister(toolkit.backend._settle)"
+    assert any(status == -6 for status in statuses(code, 60))  # 12 of 40 were, on two cores

@@ -8,11 +8,13 @@ This module decides nothing about models or numerics: it binds, and it says what
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import platform
 import re
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +23,7 @@ from functools import cache
 from pathlib import Path
 
 _FIX = 'pip install "mlx-seed-toolkit[cpu]" brings MKL (x86-64); elsewhere install OpenBLAS'
+_QUIET = 0.02  # seconds; a stream's thread took up to 5 ms to end
 _LATE = "mlx was imported before toolkit, so its slow bundled BLAS stays in use: import toolkit first"
 
 
@@ -267,6 +270,28 @@ def _instruction_set() -> str:
     flags = (_cpuinfo().get("flags") or _cpuinfo().get("Features") or "").split()
     widest = ("avx512f", "avx2", "avx", "sse4_2", "sve", "asimd")
     return next((flag for flag in widest if flag in flags), platform.machine())
+
+
+@atexit.register
+def _settle() -> None:
+    """Wait, at exit, until threads that computed with MLX have ended for the operating system too.
+
+    `Thread.join` returns before a thread's own streams are destroyed (before Python 3.13), and a process that
+    ends meanwhile is aborted: "terminate called without an active exception". So this waits until the set of
+    the process's threads has not changed for `_QUIET` seconds.
+    """
+    if "mlx.core" not in sys.modules:
+        return
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():  # macOS
+        time.sleep(2 * _QUIET)
+        return
+    before, since, end = set[str](), time.monotonic(), time.monotonic() + 1
+    while time.monotonic() < min(since + _QUIET, end):
+        now = {task.name for task in tasks.iterdir()}
+        if now != before:
+            before, since = now, time.monotonic()
+        time.sleep(0.002)
 
 
 @cache
