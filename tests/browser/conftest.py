@@ -1,5 +1,6 @@
 """One JupyterLab and one Chromium for all browser tests; a fresh profile for each."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 
@@ -10,17 +11,20 @@ from playwright.sync_api import Browser, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
-needs_browser = pytest.mark.skipif(
-    not CHROMIUM,
-    reason="put chromium or google-chrome on the PATH (apt-get install chromium), then make unit",
-)
+MISSING = "no browser found: put chromium or google-chrome on the PATH (apt-get install chromium)"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "browser" in item.path.parts:
             item.add_marker(pytest.mark.browser)
-            item.add_marker(needs_browser)
+
+
+@pytest.fixture(scope="session", autouse=True)  # session: before the lab is started
+def _browser_or_reason() -> None:
+    """Without a browser: skipped on a user's machine, a failure in CI, which is to bring one."""
+    if not CHROMIUM:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(MISSING)
 
 
 @pytest.fixture(scope="session")

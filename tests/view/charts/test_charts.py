@@ -43,7 +43,9 @@ def test_a_chart_is_what_its_snapshot_says(name):
 def test_a_stored_chart_is_small_and_carries_a_text_alternative():
     data, metadata = figure.Figure(CHARTS["seed_matrix"])._repr_mimebundle_()
     assert set(data) == {figure.MIME, "image/png", "text/plain"}
-    assert len(data["image/png"]) < 45_000
+    assert (
+        len(data["image/png"]) < 100_000
+    )  # 40,156 without system fonts; unsqueezed it is several times that
     assert data[figure.MIME]["$schema"].endswith("v5.json")
     assert "global: every column is constant" in data["text/plain"]
     assert metadata[figure.MIME]["embed_options"]["renderer"] == "svg"
