@@ -646,3 +646,16 @@ def test_the_input_is_never_written_over(cli, file, tmp_path, args):
         assert (status, said) == (2, "")
         assert told == f"toolkit: --out {out}: is the input, which would be gone; name another file\n"
     assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_terminal_that_cannot_show_a_character_gets_its_escape(file, encoding):
+    path = file({"prompt": "a", "id": "\N{SNOWMAN}", "seed": 1, "max_tokens": 2})
+    env = {"PYTHONIOENCODING": encoding}
+    status, printed, err = shell("seeds", path, "--model", "tiny", "--seeds", "0:3", env=env)
+    assert (status, err) == (0, "")
+    assert "\\u2603" in printed
+    status, printed, _ = shell(
+        "seeds", path, "--model", "tiny", "--seeds", "0:3", env={"PYTHONIOENCODING": "utf-8"}
+    )
+    assert "\N{SNOWMAN}" in printed and "\\u2603" not in printed

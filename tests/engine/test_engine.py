@@ -393,3 +393,13 @@ def test_a_setting_that_no_engine_can_have_is_refused_by_name(tiny, name, value)
 def test_what_is_no_list_of_requests_is_refused_before_anything_runs(tiny, batch):
     with pytest.raises(ValueError, match=r"^batch="):
         tk.generate(tiny, batch)
+
+
+def test_a_results_table_has_the_text_of_each_token(tiny):
+    requests = [
+        tk.Request("Hello", id="a", seed=1, max_tokens=6),
+        tk.Request("Bye", id="b", generated=[72, 105]),
+    ]
+    frame = tk.generate(tiny, requests).to_frame()
+    assert frame["text"].tolist() == [tiny.token_text(token) for token in frame["token"]]
+    assert frame["text"].str.len().min() > 0 and frame["text"].nunique() > 1

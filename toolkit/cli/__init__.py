@@ -8,6 +8,7 @@ arguments; what a command does is in `commands` or a module of its own name, loa
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -31,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv : sequence of str, optional
         Arguments; the process's own if left out.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal's encoding may lack a character of the output
+            stream.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -13,7 +13,6 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -98,7 +97,7 @@ class Engine:
         self.max_rows, self.token_budget = max_rows, token_budget
         pipeline = not backend.on_cpu() if pipeline is None else pipeline
         self.pipeline = pipeline and self.planner == "packed" and not self.policy.shares
-        self.trace = Trace(cache(model.token_text))
+        self.trace = Trace(model.token_text)
         self.time = 0
         self.queue = Waiting()
         self.running: dict[tuple[str, int], Live] = {}

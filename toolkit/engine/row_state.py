@@ -171,6 +171,7 @@ class Live:
             margins=tuple(self.margins[:n]),
             max_drift=tuple(self.max_drift[:n]),
             top_logprobs=tuple(self.top[:n]) if self.request.logprobs else (),
+            pieces=tuple(map(model.token_text, tokens)),
             stream=noise.STREAM,
             **how,
         )

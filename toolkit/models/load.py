@@ -83,6 +83,16 @@ class Model:
 
     def token_text(self, token: int) -> str:
         """One token for a reader: leading space kept, bytes that make no character as \\\\xNN."""
+        known = self._known_texts.get(token)
+        if known is None:
+            known = self._known_texts[token] = self._text_of(token)
+        return known
+
+    @cached_property
+    def _known_texts(self) -> dict[int, str]:
+        return {}  # at most one entry per token id
+
+    def _text_of(self, token: int) -> str:
         if not 0 <= token < len(self.tokenizer):
             return f"<{token}>"
         piece, text = self.tokenizer.convert_ids_to_tokens(int(token)), self.decode([token])

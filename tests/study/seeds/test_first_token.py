@@ -83,11 +83,15 @@ def test_a_greedy_row_heeds_no_seed_and_the_reading_says_so(tiny):
 def test_the_distribution_is_exact_and_sorted_and_every_draw_lies_in_it(tiny):
     seen = tk.first_tokens(tiny, [A, B], row="b", seeds=range(60))
     table = seen.distribution
-    assert list(table.columns) == ["token", "text", "p", "p_raw", "kept"]
+    assert list(table.columns) == ["token", "text", "logit", "p", "p_raw", "kept"]
     assert len(table) == tiny.vocab_size
     assert table["p"].is_monotonic_decreasing
-    assert table["p"].sum() == pytest.approx(1, abs=1e-5)
-    assert table["p_raw"].sum() == pytest.approx(1, abs=1e-5)
+    assert table["p"].sum() == pytest.approx(1, abs=1e-6)
+    assert table["p_raw"].sum() == pytest.approx(1, abs=1e-6)
+    best = table.loc[table["logit"].idxmax()]
+    np.testing.assert_allclose(
+        np.log(best["p_raw"] / table["p_raw"]), best["logit"] - table["logit"], atol=1e-5
+    )
     assert table["kept"].sum() == 40 == (table["p"] > 0).sum()  # its top_k
     frame = seen.to_frame()
     assert list(frame.columns) == [
@@ -167,3 +171,12 @@ def test_results_draw_their_pictures(tiny):
     assert "Every" in repr(matrix(tiny, "keyed"))
     for made in (matrix(tiny, "keyed"), tk.first_tokens(tiny, [A, B], row="a", seeds=SEEDS)):
         assert made.chart().to_dict()["description"]
+
+
+def test_the_distribution_of_a_large_vocabulary_sums_to_one_and_agrees_with_log_probabilities(smollm2):
+    request = tk.Request("The sea was", id="a", seed=0)
+    seen = tk.first_tokens(smollm2, [request], row="a", seeds=range(20))
+    p = seen.distribution["p"].to_numpy(np.float64)
+    assert abs(p.sum() - 1) < 1e-6
+    frame = seen.to_frame()
+    np.testing.assert_allclose(np.log(frame["p"].astype(np.float64)), frame["logprob"], atol=1e-6, rtol=1e-6)

@@ -15,6 +15,7 @@ from ...chart_lookup import chart_function
 from ...models.load import Model
 from ...requests import Request
 from ...sampling import distribution
+from ...sampling.distribution import softmax
 from .prefilled import Prefilled, batch_of
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class FirstTokens:
     ----------
     policy, row : str
     distribution : pandas.DataFrame
-        One row a token, most likely first: `token`, `text`, `p` (exact, after the filters), `p_raw` (before
-        them, temperature 1), `kept`.
+        One row per token, most likely first: `token`, `text`, `logit` (the model's), `p` (exact, after the
+        filters), `p_raw` (before them, temperature 1), `kept`.
     """
 
     policy: str
@@ -139,15 +140,20 @@ def first_tokens(
 
 
 def distribution_table(batch: Prefilled, row: str) -> pd.DataFrame:
-    """A row's exact first-token distribution: `token, text, p, p_raw, kept`, most likely first."""
+    """A row's exact first-token distribution: `token, text, logit, p, p_raw, kept`, most likely first."""
     import pandas as pd
 
     logits = batch.logits[row]
     request = batch.requests[row]
     p = np.array(distribution(logits, request, prompt=batch.prompts[row], generated=request.generated))
-    raw = np.array(mx.softmax(logits.astype(mx.float32)))
+    raw = softmax(logits)
     order = np.lexsort((np.arange(len(p)), -raw, -p))
-    text = batch.model.token_texts[order]
-    return pd.DataFrame(
-        {"token": order, "text": text, "p": p[order], "p_raw": raw[order], "kept": p[order] > 0}
-    )
+    columns = {
+        "token": order,
+        "text": batch.model.token_texts[order],
+        "logit": np.array(logits.astype(mx.float32))[order],
+        "p": p[order],
+        "p_raw": raw[order].astype(np.float32),
+        "kept": p[order] > 0,
+    }
+    return pd.DataFrame(columns)
