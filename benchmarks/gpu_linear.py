@@ -1,4 +1,4 @@
-"""The linear layers of a decode step on CUDA (`toolkit.forward.narrow`): the bits of cuBLAS? and how fast?
+"""The linear layers of a decode step on CUDA (`toolkit.forward.cuda_linear`): cuBLAS bits? how fast?
 
     python benchmarks/gpu_linear.py [--only checks|times]
 

@@ -2,7 +2,7 @@
 
     python benchmarks/planning.py [FILE]
 
-FILE is a trace or a list of prompt lengths, in any form that `toolkit.lengths` reads; without one, lengths
+FILE is a trace or a list of prompt lengths, in any form that `cohorts.read` reads; without one, lengths
 are drawn from a log-normal distribution as wide as that of public conversation traces.
 """
 

@@ -8,8 +8,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 SLIDER = """
 import altair as alt
 import ipywidgets as widgets
-from toolkit.view.explorer import Explorer, whole
-from toolkit.view.theme import finish, named
+from toolkit.view.explorers.base import Explorer, whole
+from toolkit.view.charts.theme import finish, named
 
 class Probe(Explorer):
     def __init__(self):

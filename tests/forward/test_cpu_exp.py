@@ -1,4 +1,4 @@
-"""`toolkit.forward.fast`: exact to the last places within its range; what isn't finite is not hidden."""
+"""`forward.cpu_exp`: exact to the last places within its range; what isn't finite is not hidden."""
 
 import mlx.core as mx
 import numpy as np

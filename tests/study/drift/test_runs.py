@@ -1,4 +1,4 @@
-"""`toolkit.study.apart` and the explorers over it, on the tiny model."""
+"""`study.drift.runs` and the explorers over it, on the tiny model."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`toolkit.study.tries` draws what `Prefilled.replay` draws, which is what the engine draws."""
+"""`first_draws` draws what `Prefilled.replay` draws, which is what the engine draws."""
 
 import pytest
 
