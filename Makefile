@@ -21,8 +21,8 @@ help:  ## this list
 demo: $(DEMO)  ## show on a real model that the last seed wins, and that keyed sampling ends it
 	$(BIN)/toolkit demo
 
-lab: $(LAB)  ## open JupyterLab on the notebooks
-	$(BIN)/jupyter lab notebooks
+lab: $(LAB)  ## open JupyterLab on the first notebook
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
 
 test: $(DEV)  ## all that CI runs: lint, unit, nbval; one that fails does not hide the others
 	@failed=; for part in lint unit nbval; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \

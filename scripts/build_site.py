@@ -66,7 +66,8 @@ def build(out: Path, root: Path = ROOT) -> list[Path]:
         pages[f"{name}.html"] = title_of(notebook), body_of(notebook, root, sources)
     for source in sorted(sources):
         name, code = source.relative_to(root).as_posix(), source.read_text()
-        body = f"<h1><code>{html.escape(name)}</code></h1>{_highlight(code)}"
+        shown = sections(code) if source.suffix == ".md" else _highlight(code)
+        body = f"<h1><code>{html.escape(name)}</code></h1>{shown}"
         pages[source_page(source, root)] = name, body
     for name, (title, body) in pages.items():
         deep = "../" if "/" in name else ""
@@ -79,6 +80,16 @@ def build(out: Path, root: Path = ROOT) -> list[Path]:
     shutil.rmtree(out, ignore_errors=True)
     part.rename(out)
     return [out / name for name in pages]
+
+
+def sections(text: str) -> str:
+    """A Markdown source, a part per heading, with the id that code hosts give that heading."""
+    out = []
+    for part in re.split(r"(?m)^(?=##+ )", text):
+        heading = part.partition("\n")[0].lstrip("# ").lower() if part.startswith("##") else ""
+        anchor = re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-")
+        out.append(f'<div id="{anchor}">{_highlight(part)}</div>' if anchor else _highlight(part))
+    return "".join(out)
 
 
 def title_of(notebook: NotebookNode) -> str:

@@ -44,10 +44,10 @@ class Lab:
 
 
 @contextmanager
-def running(home: Path) -> Iterator[Lab]:
-    """Start a server under `home` and stop it afterwards, with its kernels."""
-    directory = home / "notebooks"
-    directory.mkdir(parents=True)
+def running(home: Path, directory: Path | None = None) -> Iterator[Lab]:
+    """Start a server of `directory`, by default one under `home`; stop it afterwards, with its kernels."""
+    directory = directory or home / "notebooks"
+    directory.mkdir(parents=True, exist_ok=True)
     names = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR",
              "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"]  # fmt: skip
     env = os.environ | {name: str(home / name.lower()) for name in names}

@@ -58,6 +58,8 @@ def test_a_control_moved_twice_redraws_twice_and_nothing_leaves_the_loopback(ope
         spent = first.after(lambda: handle.press("ArrowRight"))
         assert first.figures() == [f"height: {expected}; name: bar"]
         assert first.words() == f"A bar of height {expected}."
+        container = first.place.locator("[role=graphics-document]").first
+        assert container.get_attribute("aria-label") == first.words()  # not the first picture's
         assert 0 < spent < 2000
     first.after(lambda: first.place.locator(".mark-rect path").click())
     assert first.figures() == ["height: 9; name: bar"]

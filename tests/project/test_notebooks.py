@@ -2,7 +2,9 @@
 
 import ast
 import importlib.util
+import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +63,37 @@ def test_a_stored_notebook_is_clean_and_whole(path):
 def test_a_stored_notebook_is_in_normal_form(path):
     text = path.read_text()
     assert refresh.text_of(refresh.normalise(nbformat.reads(text, as_version=4))) == text
+
+
+def links(text: str) -> set[str]:
+    """Targets of a Markdown text's relative links, without their anchors."""
+    return set(re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text))
+
+
+def test_the_course_leads_from_the_first_notebook_to_all_others_and_from_each_to_the_next():
+    texts = {}
+    for path in NOTEBOOKS:
+        cells = nbformat.read(path, as_version=4).cells
+        texts[path.name] = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    names = list(texts)
+    assert set(names[1:]) <= links(texts[names[0]][0])
+    for name, following in itertools.pairwise(names):
+        assert following in links(texts[name][-1]), f"the end of {name} does not lead to {following}"
+    assert "notebooks/00_quickstart.ipynb" in links((ROOT / "README.md").read_text())
+
+
+def test_make_lab_serves_the_sources_and_opens_the_first_notebook():
+    recipe = re.search(r"(?m)^lab:.*\n\t(.*)$", (ROOT / "Makefile").read_text())[1]
+    assert "--ServerApp.root_dir=." in recipe.split()  # not notebooks/: its links to ../toolkit would be dead
+    assert f"/lab/tree/notebooks/{NOTEBOOKS[0].name}" in recipe
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_stored_picture_has_a_text_alternative(path):
+    for number, cell in enumerate(nbformat.read(path, as_version=4).cells):
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                assert output.metadata.get("image/png", {}).get("alt"), f"cell {number}"
 
 
 def clean_notebook():

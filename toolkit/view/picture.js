@@ -61,6 +61,8 @@ function render({ model, el }) {
       view = (await embed(place, whole, { renderer: "svg", actions: false })).view;
       shown = text;
     }
+    // Vega gives its container the first picture's description, and keeps it when only the data change.
+    view.description(model.get("alt"));
     const svg = place.querySelector("svg");
     svg.setAttribute("role", "group");
     svg.setAttribute("aria-label", model.get("alt"));

@@ -139,11 +139,12 @@ class Explorer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.words}"
 
-    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
-        """The live widget; where there's no kernel, the picture as it was, and the words."""
+    def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The live widget; where there's no kernel, the picture as it was, its alternative text the words."""
         bundle: dict[str, Any] = self.box._repr_mimebundle_(**options)
         png = squeeze(vl_convert.vegalite_to_png(spec(self._chart()), vl_version=VERSION, scale=1.5))
-        return {**bundle, "text/plain": repr(self), "image/png": base64.b64encode(png).decode()}
+        data = {**bundle, "text/plain": repr(self), "image/png": base64.b64encode(png).decode()}
+        return data, {"image/png": {"alt": self.words}}
 
 
 def _status(busy: bool) -> str:
