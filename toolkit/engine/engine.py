@@ -7,15 +7,19 @@ was drawn, and `_finish` lets the row go. Every step of that way is an event in 
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
+import threading
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from types import FrameType
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 from tqdm.auto import tqdm
@@ -23,6 +27,7 @@ from tqdm.auto import tqdm
 from .. import backend
 from ..fields import show
 from ..forward.packed import PackedForward
+from ..forward.patch import detach
 from ..forward.prefix_cache import PrefixCache
 from ..forward.spans import Span
 from ..invariance.build import build
@@ -38,6 +43,10 @@ from .stop_strings import Watch
 from .trace import Trace
 from .waiting_queue import Waiting
 
+T = TypeVar("T")
+_FORKED = 'the process was forked, where MLX hangs; load the model in the child, or start it by "spawn"'
+_NEW = "make a new engine"
+
 
 @dataclass(frozen=True)
 class _Flight:
@@ -48,8 +57,22 @@ class _Flight:
     phases: Sequence[str]
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """What a call that is undone goes back to."""
+
+    running: list[Live]
+    rows: dict[Live, Any]
+    queue: Any
+    done: list[tuple[int, Completion]]
+    time: int
+    cohorts: int
+    submitted: int
+    events: int
+
+
 class Engine:
-    """Runs requests in batches, a step at a time. To be used from one thread.
+    """Runs requests in batches, a step at a time. One thread at a time may call it.
 
     Parameters
     ----------
@@ -89,6 +112,8 @@ class Engine:
         pipeline: bool | None = None,
     ):
         scheduler.check(planner, max_rows, token_budget, prefix_cache, pipeline)
+        if model.pid != os.getpid():
+            raise RuntimeError(f"Engine: {_FORKED}")
         self.model = model
         self.policy = policies.get(policy)
         self.prefixes = PrefixCache(prefix_cache)
@@ -105,8 +130,12 @@ class Engine:
         self._flights: deque[_Flight] = deque()
         self._carry: mx.array | None = None  # the newest flight's tokens
         self._done: list[tuple[int, Completion]] = []  # with the request's place in the order of submission
-        self._places: list[int] = []  # in that order, of what the last step handed out
         self._submitted = self._cohorts = 0
+        self._pid = os.getpid()
+        self._inside: dict[str, tuple[str, int, FrameType]] = {}  # the call that runs: name, thread, frame
+        self._undo: Callable[[], None] | None = None  # of the call that runs, or that ended half done
+        self._rows_saved: dict[Live, Any] = {}
+        self._broken = ""
 
     # From request to queue
 
@@ -127,6 +156,7 @@ class Engine:
             raise ValueError(
                 f"request={show(request)}: must be a Request; of a prompt alone, Request(prompt)"
             )
+        self._begin("submit")
         number = self._submitted
         id = request.id or next(f"r{n}" for n in range(number, sys.maxsize) if f"r{n}" not in self._ids)
         if id in self._ids:
@@ -135,21 +165,37 @@ class Engine:
         seed = request.seed
         if seed is None and not self.policy.shares:
             seed = secrets.randbits(64) - 2**63
-        for choice in range(request.n):
-            tokens = [*prompt, *request.generated]
-            self._add(Live(request, id, choice, number, len(prompt), seed, tokens))
-        self._submitted += 1
-        return id
+        whole = [*prompt, *request.generated]
+        rows = [
+            self._prepared(Live(request, id, choice, number, len(prompt), seed, [*whole]))
+            for choice in range(request.n)
+        ]
+        undo = partial(self._unqueue, rows, number, self.trace.count)
+        return self._transact(self._add, rows, undo=undo)
 
-    def _add(self, row: Live) -> None:
+    def _prepared(self, row: Live) -> Live:
         row.exclusive = self.policy.exclusive(row.request)
+        self._watch(row)
+        return row
+
+    def _watch(self, row: Live) -> None:
         if row.request.stop:
             row.watch = Watch(self.model.decode, row.request.stop, row.generated)
-        self._ids[row.id] += 1
-        self.queue.add(row)
+
+    def _add(self, rows: list[Live]) -> str:
+        for row in rows:
+            self._ids[row.id] += 1
+            self.queue.add(row)
+        self._submitted += 1
+        return rows[0].id
 
     def cancel(self, id: str) -> None:
         """Take a request out; what it generated so far is its result."""
+        self._begin("cancel")
+        self._known(id)
+        return self._transact(self._cancel, id)
+
+    def _cancel(self, id: str) -> None:
         for row in self._settled(id):
             self._finish(row, "cancelled")
 
@@ -158,6 +204,11 @@ class Engine:
 
         Under a policy that shares a generator its further tokens are others than without.
         """
+        self._begin("preempt")
+        self._known(id)
+        return self._transact(self._preempt, id)
+
+    def _preempt(self, id: str) -> None:
         for row in reversed([row for row in self._settled(id) if row.key in self.running]):
             self._leave(row, "preempt")
             row.kept, row.begun, row.cached = 0, False, 0
@@ -166,26 +217,31 @@ class Engine:
 
     def export_row(self, id: str, path: str | Path, choice: int = 0) -> None:
         """Move a row, with its keys and values, out of this engine and into a file; see `transfer`."""
-        row = next((row for row in self._settled(id) if row.choice == choice), None)
+        self._begin("export_row")
+        self._known(id)
+        row = next((r for r in self._transact(self._settled, id) if r.choice == choice), None)
         if row is None:
             raise ValueError(
                 f"choice={show(choice)} for request {show(id)}: is not in the engine; it may have finished"
             )
         transfer.write(path, row, self.model, self.forward, self.policy)
-        self._leave(row, "export")
+        return self._transact(self._leave, row, "export")
 
     def import_row(self, path: str | Path) -> str:
         """Queue a row that another engine exported; returns its id. It goes on as it would have there."""
+        self._begin("import_row")
         row = transfer.read(path, self.model, self.forward, self.policy)
         if any(other.key == row.key or other.request != row.request for other in self._rows(row.id)):
             raise ValueError(
                 f"id={show(row.id)}: is in the engine already; import {path} when it has finished"
             )
         row.order = self._submitted
-        self._submitted += 1
-        self._add(row)
+        undo = partial(self._unqueue, [row], self._submitted, self.trace.count)
+        return self._transact(self._import, self._prepared(row), undo=undo)
+
+    def _import(self, row: Live) -> str:
         self._event(row, "admit", "import")
-        return row.id
+        return self._add([row])
 
     @property
     def idle(self) -> bool:
@@ -196,30 +252,141 @@ class Engine:
     def _packed(self) -> PackedForward:
         return cast(PackedForward, self.forward)  # no other is asked for what only this one can
 
+    # Whole or not at all
+
+    def _begin(self, name: str) -> None:
+        """Called first by every public method: one line where it can't run; what a call left torn is mended.
+
+        Nothing is released at a call's end, which an interrupt could prevent: a call that is over is told by
+        its frame, which is on no stack.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"Engine.{name}: {_FORKED}")
+        mine = (name, threading.get_ident(), sys._getframe(1))
+        other = self._inside.setdefault("call", mine)
+        if other[2] is not mine[2]:
+            if _runs(*other[1:]):
+                raise RuntimeError(
+                    f"Engine.{name}: Engine.{other[0]} of this engine runs now; call one after the other, or "
+                    "make an engine for each thread"
+                )
+            self._inside["call"] = mine
+        if self._undo is not None:
+            self._roll_back()
+        if self._broken:
+            self._inside.clear()
+            raise RuntimeError(f"Engine.{name}: {self._broken}")
+
+    def _transact(self, work: Callable[..., T], *args: Any, undo: Callable[[], None] | None = None) -> T:
+        """Do it whole or not at all. Should a second interrupt cut the undoing short, `_begin` does it."""
+        undo = undo or partial(self._restore, self._save())
+        try:
+            self._undo = undo
+            result = work(*args)
+            self._undo = None
+            if self._inside["call"][0] != "run":  # that one goes on
+                self._inside.clear()
+            return result
+        except BaseException:
+            self._undo = undo
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        assert self._undo is not None
+        detach()
+        self._undo()
+        self._undo = None
+
+    def _save(self) -> _Saved:
+        running = list(self.running.values())
+        self._rows_saved = {row: row.save() for row in running}  # `_enter` adds those that it takes
+        return _Saved(
+            running, self._rows_saved, self.queue.save(), list(self._done),
+            self.time, self._cohorts, self._submitted, self.trace.count,
+        )  # fmt: skip
+
+    def _restore(self, saved: _Saved) -> None:
+        """Go back to where a call began, with running rows preempted: they are computed again.
+
+        Where a generator is shared its state can't be had back: the engine is broken.
+        """
+        self.trace.forget(saved.events)
+        self.queue.restore(saved.queue)
+        for row, state in saved.rows.items():
+            row.restore(state)
+            self._watch(row)
+        self._flights.clear()
+        self._carry, self.running = None, {}
+        self.time, self._cohorts, self._submitted = saved.time, saved.cohorts, saved.submitted
+        self._done = list(saved.done)
+        for row in reversed(saved.running):
+            self.queue.put_back(row)
+            self._event(row, "leave", "preempt")
+        self._ids = Counter(row.id for row in self.queue)
+        self.prefixes.mend()
+        if reset := getattr(self.policy, "reset", None):
+            reset()
+        if reset := getattr(self.forward, "reset", None):
+            reset()
+        else:
+            self._broken = f"an exception ended a call, and this forward has no reset(); {_NEW}"
+        if self.policy.shares:
+            moved = f'the generator of policy="{self.policy.name}" has moved on'
+            self._broken = f"an exception ended a call, and {moved}; {_NEW}"
+
+    def _unqueue(self, rows: list[Live], submitted: int, events: int) -> None:
+        self.trace.forget(events)
+        self.queue.discard(rows)
+        self._ids = Counter(row.id for row in (*self.running.values(), *self.queue))
+        self._submitted = submitted
+
     # Steps
 
     def step(self) -> list[Completion]:
         """Run one step: new rows' prefill, or chunks of it, and a token of every decoding row.
 
+        It happens or it doesn't: an exception or interrupt leaves the engine as it was before, with running
+        rows to be computed again from their tokens. Under a policy that shares a generator that can't be, and
+        every later call raises RuntimeError.
+
         Returns
         -------
         list of Completion
             Of the rows that finished. They are handed over: the engine forgets them.
+
+        Raises
+        ------
+        RuntimeError
+            One line: a call of this engine runs in another thread, the process was forked, or an earlier
+            exception can't be undone.
         """
+        self._begin("step")
+        return self._transact(self._step)
+
+    def _step(self) -> list[Completion]:
+        self._advance()
+        done, self._done = self._done, []
+        return [completion for _, completion in done]
+
+    def _advance(self) -> None:
         before = len(self._flights)
         for work in self._plan():
             self._run(work)
         waits = self.pipeline and not any(row.looks_back for f in self._flights for row in f.rows)
         self._collect(before if waits else len(self._flights))
         self.time += 1
-        done, self._done = self._done, []
-        self._places = [place for place, _ in done]
-        return [completion for _, completion in done]
+
+    def _advance_to_work(self) -> None:
+        if not self.running and not any(self.queue.arrived(self.time)):
+            self.time = max(self.time, self.queue.next_arrival or 0)  # nothing to wait for
+        self._advance()
 
     def run(self, progress: bool = False) -> Results:
         """Step until nothing is left.
 
-        Interrupted, it warns, marks the unfinished requests "cancelled" and returns what there is.
+        Interrupted, it warns, marks the unfinished requests "cancelled" and returns what there is. What has
+        finished before another exception comes with the next call.
 
         Parameters
         ----------
@@ -231,27 +398,46 @@ class Engine:
         Results
             In the order of submission.
         """
-        done: list[tuple[int, Completion]] = []
-        total = sum(row.request.max_tokens for row in (*self.queue, *self.running.values()))
-        with tqdm(total=total, unit="token", desc="generating", disable=not progress, leave=False) as bar:
+        interrupted, results = False, None
+        while True:
             try:
-                while not self.idle:
-                    if not self.running and not any(self.queue.arrived(self.time)):
-                        self.time = max(self.time, self.queue.next_arrival or 0)  # nothing to wait for
-                    handed = self.step()
-                    done += zip(self._places, handed, strict=True)
-                    if progress:
-                        running = sum(len(row.logprobs) for row in self.running.values())
-                        bar.n = sum(len(c.tokens) for _, c in done) + running
-                        bar.refresh()
-            except KeyboardInterrupt:
-                warnings.warn("interrupted: unfinished requests are marked cancelled", stacklevel=2)
-                self._collect()
-                for id in list(self._ids):
-                    self.cancel(id)
-                done += self._done
+                if results is None:
+                    if interrupted:
+                        self._cancel_all()
+                    else:
+                        self._begin("run")
+                        self._until_idle(progress)
+                    done = sorted(self._done, key=lambda pair: (pair[0], pair[1].choice))
+                    results = Results(completion for _, completion in done)
+                if interrupted and any(c.finish_reason == "cancelled" for c in results):
+                    warnings.warn("interrupted: unfinished requests are marked cancelled", stacklevel=2)
                 self._done = []
-        return Results(c for _, c in sorted(done, key=lambda pair: (pair[0], pair[1].choice)))
+                self._inside.clear()
+                return results
+            except KeyboardInterrupt:
+                interrupted = True
+
+    def _until_idle(self, progress: bool) -> None:
+        total = sum(row.request.max_tokens for row in (*self.queue, *self.running.values()))
+        bar = tqdm(total=total, unit="token", desc="generating", leave=False) if progress else None
+        try:
+            while self.queue or self.running or self._flights:
+                self._transact(self._advance_to_work)
+                if bar is not None:
+                    running = sum(len(row.logprobs) for row in self.running.values())
+                    bar.n = sum(len(c.tokens) for _, c in self._done) + running
+                    bar.refresh()
+        finally:
+            if bar is not None:
+                bar.close()
+
+    def _cancel_all(self) -> None:
+        if self._undo is not None:
+            self._roll_back()
+        for id in list(self._ids):
+            self._transact(self._cancel, id)
+        if hasattr(self.forward, "reset"):
+            self._broken = ""  # nothing is left that a shared generator's state could matter to
 
     # Planning
 
@@ -273,6 +459,7 @@ class Engine:
 
     def _enter(self, row: Live) -> bool:
         """Move a row from the queue into the batch, adopting what is cached of it; False if it is done."""
+        self._rows_saved.setdefault(row, row.save())
         self.queue.remove(row)
         self.running[row.key] = row
         self._event(row, "admit", "admit")
@@ -406,13 +593,15 @@ class Engine:
         unread = any(row in flight.rows for flight in self._flights)
         self.forward.release(row.key, wipe=unread or event != "finish")
 
+    def _known(self, id: str) -> None:
+        if not isinstance(id, str) or id not in self._ids:
+            raise ValueError(f"id={show(id)}: no such request in the engine; it may have finished")
+
     def _rows(self, id: str) -> Iterator[Live]:
         return (row for row in (*self.running.values(), *self.queue) if row.id == id)
 
     def _settled(self, id: str) -> list[Live]:
         """A request's rows that go on, once every draw has been read."""
-        if not isinstance(id, str) or id not in self._ids:
-            raise ValueError(f"id={show(id)}: no such request in the engine; it may have finished")
         self._collect()
         return list(self._rows(id))
 
@@ -428,6 +617,14 @@ class Engine:
         shape = f"{len(spans)} spans, {sum(span.count for span in spans)} tokens"
         names = " ".join(row.id for row in rows)
         self.trace.add(self.time, phase, "forward", names, 0, rows[0].cohort, rows[0].kind, shape=shape)
+
+
+def _runs(thread: int, call: FrameType) -> bool:
+    """Whether a call's frame is on its thread's stack."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
 
 
 def generate(

@@ -104,6 +104,10 @@ class Keyed:
         self._rows: list[tuple[Request, int | None, int]] = []
         self._sampler: Sampler | None = None
 
+    def reset(self) -> None:
+        """Forget the sampler of the last batch, which an exception may have left half made."""
+        self._rows, self._sampler = [], None
+
     def exclusive(self, request: Request) -> bool:
         return False
 

@@ -105,6 +105,19 @@ class Live:
             return "stop"
         return "length" if len(self.tokens) - self.prompt >= self.request.max_tokens else ""
 
+    def save(self) -> tuple[Any, ...]:
+        """What `restore` takes."""
+        came = (self.kept, self.cached) if self.pairs is not None else (0, 0)
+        return len(self.tokens), len(self.logprobs), self.pairs, came, (self.cohort, self.kind, self.place)
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """Go back to the tokens known when `saved` was made, with none of them given to the forward."""
+        known, drawn, self.pairs, (self.kept, self.cached), (self.cohort, self.kind, self.place) = saved
+        del self.tokens[known:]
+        for column in (self.logprobs, self.margins, self.max_drift, self.top):
+            del column[drawn:]
+        self.issued, self.source, self.begun, self.drawn = known, None, False, drawn > 0
+
     def plan(self) -> Row:
         """What cohort planning needs to know."""
         name = f"{self.id}/{self.choice}"

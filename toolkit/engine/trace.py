@@ -89,25 +89,36 @@ class Trace:
     ) -> None:
         """Append an event."""
         self._events.append(
-            (step, phase, event, row, choice, cohort, cohort_kind, seed, position, token, shape, state)
+            (
+                *(self._count, step, phase, event, row, choice, cohort, cohort_kind),
+                *(seed, position, token, shape, state),
+            )
         )
         self._count += 1
+
+    @property
+    def count(self) -> int:
+        """Events so far, those dropped included."""
+        return self._count
+
+    def forget(self, count: int) -> None:
+        """Take back all events but the first `count`."""
+        while self._events and self._events[-1][0] >= count:
+            self._events.pop()
+        self._count = count
 
     def __len__(self) -> int:
         return len(self._events)
 
     def __iter__(self) -> Iterator[Event]:
-        first = self._count - len(self._events)
-        return (self._event(first + i, values) for i, values in enumerate(tuple(self._events)))
+        return map(self._event, tuple(self._events))
 
     def __getitem__(self, index: int) -> Event:
-        values = self._events[index]
-        first = self._count - len(self._events)
-        return self._event(first + (index if index >= 0 else len(self._events) + index), values)
+        return self._event(self._events[index])
 
-    def _event(self, index: int, values: tuple[Any, ...]) -> Event:
-        text = "" if values[9] is None else self._text(values[9])
-        made: list[Any] = [index, *values[:10], text, *values[10:]]
+    def _event(self, values: tuple[Any, ...]) -> Event:
+        text = "" if values[10] is None else self._text(values[10])
+        made: list[Any] = [*values[:11], text, *values[11:]]
         return Event(*made)
 
     def __repr__(self) -> str:

@@ -37,6 +37,21 @@ class Waiting:
         """Put a row at the head of its priority."""
         self._lanes[row.priority].appendleft(row)
 
+    def save(self) -> tuple[dict[str, list[Live]], list[tuple[int, int, int, Live]]]:
+        """What `restore` takes."""
+        return {priority: list(lane) for priority, lane in self._lanes.items()}, list(self._later)
+
+    def restore(self, saved: tuple[dict[str, list[Live]], list[tuple[int, int, int, Live]]]) -> None:
+        """Wait for what was waited for when `saved` was made."""
+        lanes, later = saved
+        self._lanes = {priority: deque(lane) for priority, lane in lanes.items()}
+        self._later = list(later)
+
+    def discard(self, rows: list[Live]) -> None:
+        """Take out rows that have just been added, all of them or those of them that were."""
+        self._later = [entry for entry in self._later if entry[-1] not in rows]
+        heapq.heapify(self._later)
+
     def arrived(self, step: int) -> Iterator[Live]:
         """Rows that are there at a step, in the order in which they are served."""
         while self._later and self._later[0][0] <= step:

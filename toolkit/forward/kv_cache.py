@@ -152,6 +152,11 @@ class KVStore:
                 place.slab.dirty.add(place.slot)
             self._free(place)
 
+    def clear(self) -> None:
+        """Forget every row and free all slabs, those whose arrays were handed out and lost too."""
+        self.places.clear()
+        self.slabs.clear()
+
     def read(self, row: Hashable, length: int | None = None) -> list[tuple[mx.array, mx.array]]:
         """The first `length` tokens' keys and values, `[heads, length, dim]` each, a pair a layer."""
         place = self.places[row]

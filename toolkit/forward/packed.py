@@ -23,7 +23,7 @@ from .cuda_linear import TILE, Linears, Readers
 from .kv_cache import KVStore
 from .layer_cache import LayerCache, Step, Tracing, Unpackable
 from .layout import Group, Placed, plan
-from .patch import Caches, attached, functions_of, selecting
+from .patch import Caches, attached, detach, functions_of, selecting
 from .reference_check import agrees, allowance
 from .shapes import Shapes, round_up
 from .spans import Span
@@ -82,6 +82,11 @@ class PackedForward:
         """Drop a row's keys and values; `wipe` unless all its logits were finite."""
         self.store.release(row, wipe)
 
+    def reset(self) -> None:
+        """Drop every row, and all that a step which an exception ended may have left half done."""
+        self.store.clear()
+        self._compiled.clear()  # MLX may hold one that was being traced
+
     def read(self, row: Hashable, length: int | None = None) -> list[tuple[mx.array, mx.array]]:
         """A row's keys and values, to be kept elsewhere: `[heads, length, dim]` pairs, one per layer."""
         return self.store.read(row, length)
@@ -117,6 +122,9 @@ class PackedForward:
                 logits, slabs = self._compiled_for(groups)(inputs, slabs)
             else:
                 logits, slabs = self._forward(inputs, slabs, groups, eager=not self.cpu)
+        except BaseException:
+            detach()
+            raise
         finally:
             self.store.give(slabs)
         for span in spans:

@@ -62,6 +62,11 @@ class SequentialForward:
         self.rows.pop(row, None)
         self.lengths.pop(row, None)
 
+    def reset(self) -> None:
+        """Drop every row; see `PackedForward.reset`."""
+        self.rows.clear()
+        self.lengths.clear()
+
     def state(self) -> list[mx.array]:
         """Arrays to evaluate with a step's logits: none, as they depend on all that is read again."""
         return []
@@ -132,6 +137,11 @@ class PaddedForward(SequentialForward):
                     cache.filter(keep)
             self.batch = ([rows[i] for i in keep], caches if keep else [])
         super().release(row)
+
+    def reset(self) -> None:
+        """Drop every row, the running batch too."""
+        self.batch = ([], [])
+        super().reset()
 
     def _prefill(self, spans: Sequence[Span]) -> dict[Hashable, mx.array]:
         longest = max(s.count for s in spans)

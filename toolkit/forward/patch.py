@@ -13,7 +13,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -31,7 +31,7 @@ Name = tuple[str, str]
 ATTENTION, GATE = "scaled_dot_product_attention", "swiglu"
 LINEAR = (nn.Linear.__module__, "Linear.__call__")
 _lock = threading.RLock()
-_users: dict[Name, int] = {}
+_blocks: dict[object, tuple[int, list[Name]]] = {}  # the blocks that run now: their thread, and their names
 _originals: dict[Name, Any] = {}
 _local = threading.local()
 
@@ -88,27 +88,48 @@ def attached(names: list[Name], linear: Hook | None = None) -> Iterator[None]:
     the gate to `cpu_exp`; linear layers go to `linear` if given.
 
     Every other caller, in any other thread, gets what it got before. The modules are restored when the last
-    block leaves, on error too.
+    block leaves, on error too. An interrupt may end this very function at any line, so callers end a call
+    that raised by `detach`.
     """
-    names = names if linear is None else [*names, LINEAR]
-    with _lock:
-        for name in names:
-            if not _users.get(name):
-                owner, function = _place(name)
-                _originals[name] = getattr(owner, function)
-                setattr(owner, function, _instead(_originals[name], function))
-            _users[name] = _users.get(name, 0) + 1
-    outer = getattr(_local, "owners", None), getattr(_local, "linear", None)
-    _local.owners, _local.linear = {}, linear
+    block = object()
+    outer = [getattr(_local, name, None) for name in ("owners", "linear", "block")]
     try:
+        _blocks[block] = threading.get_ident(), names if linear is None else [*names, LINEAR]
+        _settle()
+        _local.owners, _local.linear, _local.block = {}, linear, block
         yield
     finally:
-        _local.owners, _local.linear = outer
-        with _lock:
-            for name in names:
-                _users[name] -= 1
-                if not _users[name]:
-                    setattr(*_place(name), _originals.pop(name))
+        if getattr(_local, "block", None) is block:  # not where `detach` came first
+            _local.owners, _local.linear, _local.block = outer
+        _blocks.pop(block, None)
+        _settle()
+
+
+def detach() -> None:
+    """End every block of this thread, wherever an exception left it. For use when a call has raised."""
+    with suppress(RuntimeError):  # "cannot release un-acquired lock": an interrupt may have left it held
+        while True:
+            _lock.release()
+    for block, (thread, _) in tuple(_blocks.items()):
+        if thread == threading.get_ident():
+            _blocks.pop(block, None)
+    _local.owners = _local.linear = _local.block = None
+    _settle()
+
+
+def _settle() -> None:
+    """Replace what a running block needs replaced and restore the rest; done twice, it does nothing."""
+    with _lock:
+        needed = {name for _, names in tuple(_blocks.values()) for name in names}
+        for name in needed:
+            owner, function = _place(name)
+            there = getattr(owner, function)
+            if not hasattr(there, "replaces"):
+                _originals[name] = there
+                setattr(owner, function, _instead(there, function))
+        for name in _originals.keys() - needed:
+            setattr(*_place(name), _originals[name])
+            del _originals[name]
 
 
 def _place(name: Name) -> tuple[Any, str]:
@@ -123,6 +144,7 @@ def _instead(original: Any, function: str) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:  # a function, so that a class makes a method of it
         return ours(original, *args, **options)
 
+    call.replaces = original  # type: ignore[attr-defined]
     return call
 
 

@@ -36,6 +36,7 @@ class PrefixCache:
         self.nbytes = 0
         self._root = _Node()
         self._entries: OrderedDict[tuple[int, ...], Pairs] = OrderedDict()
+        self._changing = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -68,6 +69,9 @@ class PrefixCache:
         size = sum(k.nbytes + v.nbytes for k, v in pairs)
         if length == len(key) or size > self.limit:
             return
+        copies: Any = [(mx.contiguous(k), mx.contiguous(v)) for k, v in pairs]
+        mx.eval(copies)
+        self._changing = True
         # A prefix of the new one has nothing left to give.
         node = self._root
         for token in key:
@@ -79,14 +83,20 @@ class PrefixCache:
             node = node.children[token]
         while self.nbytes + size > self.limit:
             self._drop(next(iter(self._entries)))
-        copies: Any = [(mx.contiguous(k), mx.contiguous(v)) for k, v in pairs]
-        mx.eval(copies)
         node = self._root
         for token in key:
             node = node.children.setdefault(token, _Node())
         node.entry = key
         self._entries[key] = copies
         self.nbytes += size
+        self._changing = False
+
+    def mend(self) -> None:
+        """Empty the cache where an exception ended a change half done; entries are copies, no row's loss."""
+        if self._changing:
+            self._entries.clear()
+            self._root, self.nbytes = _Node(), 0
+            self._changing = False
 
     def _drop(self, key: tuple[int, ...]) -> None:
         self.nbytes -= sum(k.nbytes + v.nbytes for k, v in self._entries.pop(key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from ..fields import show
 from ..forward.packed import Unpackable
 from ..forward.padded import PaddedForward, SequentialForward
 from ..forward.spans import Forward
@@ -11,16 +12,28 @@ from ..models.load import Model
 from .verdict import resolve
 
 FORWARDS = ("packed", "padded", "sequential")
+METHODS = ("name", "can_batch", "can_pad", "run", "state", "length", "release")
 
 __all__ = ["FORWARDS", "build"]
 
 
-def build(model: Model, name: str, invariant: bool | str) -> tuple[Forward, bool | None]:
-    """The forward of that name, and whether it is batch-invariant.
+def build(model: Model, name: str | Forward, invariant: bool | str) -> tuple[Forward, bool | None]:
+    """The forward of that name, or the one given, and whether it is batch-invariant: None is not known.
 
     A model that can't run packed runs sequentially, with a warning that says why; where invariance was
     demanded it is refused.
     """
+    if not isinstance(name, str):
+        missing = [method for method in METHODS if not hasattr(name, method)]
+        if missing or isinstance(name, type):
+            lacks = f"a Forward has {', '.join(METHODS)}; this has no {', '.join(missing)}"
+            lacks = lacks if missing else "is a class; give an object of it"
+            raise ValueError(f"forward={show(name)}: {lacks}")
+        if invariant is True:
+            raise ValueError(
+                'invariant=True with a forward object: only forward="packed" is measured to be invariant'
+            )
+        return name, None if invariant == "auto" else False
     if name not in FORWARDS:
         raise ValueError(f"forward={name!r}: must be one of {', '.join(FORWARDS)}")
     if not (isinstance(invariant, bool) or (isinstance(invariant, str) and invariant == "auto")):

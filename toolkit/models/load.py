@@ -7,6 +7,7 @@ generator.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class Model:
         Type of the weights; of quantized ones, their scales'.
     note : str
         Empty, or what was done to the weights and why.
+    pid : int
+        The process that loaded it; one forked from that can't compute with it.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Model:
     config: dict[str, Any] = field(repr=False)
     dtype: str
     note: str = ""
+    pid: int = field(default_factory=os.getpid, repr=False)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text: no chat template; BOS only where the tokenizer always adds it."""
