@@ -219,13 +219,14 @@ class Engine:
         """Move a row, with its keys and values, out of this engine and into a file; see `transfer`."""
         self._begin("export_row")
         self._known(id)
-        row = next((r for r in self._transact(self._settled, id) if r.choice == choice), None)
+        row = next((row for row in self._transact(self._settled, id) if row.choice == choice), None)
         if row is None:
             raise ValueError(
                 f"choice={show(choice)} for request {show(id)}: is not in the engine; it may have finished"
             )
         transfer.write(path, row, self.model, self.forward, self.policy)
-        return self._transact(self._leave, row, "export")
+        self._transact(self._leave, row, "export")
+        self._inside.clear()
 
     def import_row(self, path: str | Path) -> str:
         """Queue a row that another engine exported; returns its id. It goes on as it would have there."""
@@ -258,7 +259,7 @@ class Engine:
         """Called first by every public method: one line where it can't run; what a call left torn is mended.
 
         Nothing is released at a call's end, which an interrupt could prevent: a call that is over is told by
-        its frame, which is on no stack.
+        its frame, which is on no stack. A logits processor may submit to its own engine, in the same thread.
         """
         if os.getpid() != self._pid:
             raise RuntimeError(f"Engine.{name}: {_FORKED}")
@@ -266,6 +267,8 @@ class Engine:
         other = self._inside.setdefault("call", mine)
         if other[2] is not mine[2]:
             if _runs(*other[1:]):
+                if name == "submit" and other[1] == mine[1]:
+                    return
                 raise RuntimeError(
                     f"Engine.{name}: Engine.{other[0]} of this engine runs now; call one after the other, or "
                     "make an engine for each thread"
@@ -279,17 +282,21 @@ class Engine:
 
     def _transact(self, work: Callable[..., T], *args: Any, undo: Callable[[], None] | None = None) -> T:
         """Do it whole or not at all. Should a second interrupt cut the undoing short, `_begin` does it."""
+        outer = self._undo  # of the step whose logits processor submits
         undo = undo or partial(self._restore, self._save())
         try:
             self._undo = undo
             result = work(*args)
-            self._undo = None
-            if self._inside["call"][0] != "run":  # that one goes on
-                self._inside.clear()
+            self._undo = outer
+            if outer is None:
+                self._rows_saved = {}
+                if self._inside["call"][0] not in ("run", "export_row"):  # those go on
+                    self._inside.clear()
             return result
         except BaseException:
             self._undo = undo
             self._roll_back()
+            self._undo = outer
             raise
 
     def _roll_back(self) -> None:
