@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Print the verdicts; exit 1 where the promise is broken or could not be tested."""
+    """Print the verdicts; exit 1 where the promise is broken, 3 where it could not be tested."""
+    from ..study.audit.answers import Unanswered
     from ..study.audit.run import askable
     from ..study.audit.run import audit as ask
 
@@ -26,6 +28,9 @@ def audit(args: argparse.Namespace) -> int:
     output.check("--chart", args.chart, output.PICTURES)
     if (args.url is None) == (args.policy is None):
         raise ValueError("audit: give either the URL of a server, or --policy for an engine here")
+    for name, value in [("--header", args.header), ("--extra-body", args.extra_body), ("--ca", args.ca)]:
+        if value and args.url is None:
+            raise ValueError(f"{name}: is for a server; an engine takes none")
     how: dict[str, Any] = {"trials": args.trials, "tokens": args.tokens, "timeout": args.timeout,
                            "progress": sys.stderr.isatty()}  # fmt: skip
     source = Source(args.prompts) if args.prompts else None
@@ -43,7 +48,12 @@ def audit(args: argparse.Namespace) -> int:
             arguments.check(source, named(given), model)
         found = ask(Engine(model, args.policy, args.forward), **how)
     else:
-        found = ask(args.url, model=args.model, **how)
+        how |= {"headers": _headers(args.header), "extra_body": _fields(args.extra_body), "ca": args.ca}
+        try:
+            found = ask(args.url, model=args.model, **how)
+        except Unanswered as error:
+            output.say(str(error))
+            return 3
     # First what was found: a disk may be full.
     if args.json:
         output.write(None, output.document(found.to_json()))
@@ -59,7 +69,28 @@ def audit(args: argparse.Namespace) -> int:
         output.say("interrupted; the checks say what was found until then")
         return 130
     broken = any(check.verdict == "broken" for check in found.checks)
-    return 0 if found.ok and not (args.strict and broken) else 1
+    promise_broken = any(check.promise and check.verdict == "broken" for check in found.checks)
+    if promise_broken or (args.strict and broken):
+        return 1
+    return 0 if found.ok else 3
+
+
+def _headers(given: list[str] | None) -> dict[str, str]:
+    """`K=V` each. Values are secrets, so an error shows none."""
+    pairs = [item.partition("=") for item in given or ()]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise ValueError("--header: must be NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _fields(text: str | None) -> dict[str, Any]:
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ValueError("--extra-body: must be a JSON object, like '{\"cache_prompt\": false}'")
+    return fields
 
 
 def _text(found: Audit) -> str:

@@ -185,6 +185,10 @@ def _audit(parser: _Parser) -> None:
     parser.option("--trials", "N", "rounds, each with other seeds (%(default)s)", type=int, default=3)
     parser.option("--tokens", "N", "length of each answer (%(default)s)", type=int, default=8)
     parser.option("--timeout", "S", "seconds to wait for an answer (%(default)g)", type=float, default=60.0)
+    help = "a header for every request, its value masked in whatever is printed; may be given again"
+    parser.option("--header", "K=V", help, action="append")
+    parser.option("--extra-body", "JSON", "fields for every request's body, as a JSON object")
+    parser.option("--ca", "FILE", "certificates that the server's must be signed by")
     parser.add_argument(
         "--strict", action="store_true", help="exit 1 also where something beside the promise is broken"
     )

@@ -28,11 +28,21 @@ class Answer:
         object.__setattr__(self, "text", self.text.encode("utf-8", "replace").decode())
 
 
+class Excused(str):
+    """Why there is no answer, where load, a crash or a lost connection is why: it says nothing of seeds."""
+
+
 class Unanswered(OSError):
     """A target that gave no answer, and why, in one line."""
 
     status: int | None = None  # of HTTP
     late = False
+    excused = False  # see `Excused`
+    wait: float | None = None  # seconds that it asks for, by Retry-After
+
+    @property
+    def why(self) -> str:
+        return Excused(self) if self.excused else str(self)
 
 
 class Target:
@@ -69,7 +79,7 @@ class Target:
                     failed.setdefault(r.id, f'request "{r.id}" of {len(requests)} got no answer')
             return answers
         except Unanswered as error:
-            failed = {r.id: str(error) for r in requests}
+            failed = {r.id: error.why for r in requests}
             raise
         finally:
             if not optional:

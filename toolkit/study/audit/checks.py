@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .answers import Target
+from .answers import Excused, Target
 from .trial import Seen
 
 SAME, DIFFER = "same", "different"
@@ -128,6 +128,10 @@ def judge(seen: Sequence[Seen], target: Target, missing: dict[str, str]) -> tupl
         Why a check has no pairs.
     """
     of = {kind.name: [pair for pair in seen if pair.check == kind.name] for kind in KINDS}
+    for name, pairs in of.items():  # two empty answers are alike whatever the seed does
+        of[name] = [pair for pair in pairs if pair.compared]
+        if pairs and not of[name]:
+            missing = {name: "the answers are empty", **missing}
     repeats = bool(of["repeat"]) and not any(_differs(pair) for pair in of["repeat"])
     others = of["other_seed"]
     luck = sum(not _differs(pair) for pair in others) / len(others) if others else 1.0
@@ -142,13 +146,17 @@ def _check(kind: Kind, pairs: Sequence[Seen], target: Target, missing: dict[str,
     compared, differing = len(pairs), sum(map(_differs, pairs))
     first = min((pair.first for pair in pairs if pair.first is not None), default=None)
     if kind.name == "answered":
-        compared, differing = target.asked, len(target.failures)
+        excuses = [why for why in target.failures if isinstance(why, Excused)]
+        failures = [why for why in target.failures if not isinstance(why, Excused)]
+        compared, differing = target.asked, len(failures)
     reason, verdict = "", BROKEN if differing else KEPT
     if not compared:
         reason = missing.get(kind.name, "it was not reached")
         if kind.name == "logprobs" and kind.name not in missing:
             reason = "no logprobs to compare: none reported, or no token in common"
-    elif kind.name in ("answered", "repeat", "greedy"):
+    elif kind.name == "answered":
+        reason = str(excuses[0]) if excuses and not failures else ""
+    elif kind.name in ("repeat", "greedy"):
         pass
     elif kind.name == "other_seed":
         verdict = KEPT if differing else BROKEN
@@ -165,7 +173,7 @@ def _check(kind: Kind, pairs: Sequence[Seen], target: Target, missing: dict[str,
     verdict = NOT_TESTABLE if reason else verdict
     said = {KEPT: kind.kept, BROKEN: kind.broken, NOT_TESTABLE: f"Not tested: {reason}."}[verdict]
     if kind.name == "answered" and verdict == BROKEN:
-        said = f"{said[:-1]}: {target.failures[0]}."
+        said = f"{said[:-1]}: {failures[0]}."
     return Check(kind.name, kind.promise, kind.compares, kind.expects, compared, differing, first, verdict,
                  reason, said)  # fmt: skip
 

@@ -9,7 +9,7 @@ What is asked is in `trial`, of whom in `targets` and `servers`; verdicts are in
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ class Audit:
     def ok(self) -> bool:
         """Whether the promise to seeded requests was kept: tested, to the end, and nowhere broken."""
         promised = {c.name: c.verdict for c in self.checks if c.promise}
-        tested = all(promised[name] == KEPT for name in ("repeat", "other_seed", "every_token"))
+        tested = all(promised[name] == KEPT for name in ("answered", "repeat", "other_seed", "every_token"))
         return self.complete and tested and BROKEN not in promised.values()
 
     @property
@@ -158,6 +158,9 @@ def audit(
     trials: int = 3,
     tokens: int = 8,
     timeout: float = 60.0,
+    headers: Mapping[str, str] | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+    ca: str | None = None,
     progress: bool = False,
 ) -> Audit:
     """Ask a target seeded requests alone and in company, and say whether their answers stay the same.
@@ -180,6 +183,12 @@ def audit(
         Length of each answer, at least 2.
     timeout : float
         Seconds that a server has to answer, from the start of a batch's last request to the last byte.
+    headers : mapping of str to str, optional
+        Sent to a server with every request. Their values are secrets: masked in whatever is reported.
+    extra_body : mapping of str, optional
+        Fields of the body that a server gets with every request; they override the audit's own.
+    ca : str, optional
+        File of the certificates that a server's must be signed by.
     progress : bool
         Show a bar.
 
@@ -199,7 +208,7 @@ def audit(
     rules.integer("tokens", tokens, 2, 100_000, "the default is 8")
     rules.number("timeout", timeout, 0, 86_400, "(", "seconds to wait for an answer")
     asked = _prepared(requests, tokens)
-    whom = target_of(target, model, timeout)
+    whom = target_of(target, model, timeout, headers=headers, extra_body=extra_body, ca=ca)
     try:
         if isinstance(whom, EngineTarget):
             for request in asked:

@@ -7,16 +7,19 @@ on with it. How a server wants to be asked for logprobs is found out once.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import queue
 import re
+import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from statistics import median
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...fields import one_line, show
 from ...requests import Request
@@ -28,6 +31,13 @@ _CANT = ("typical_p", "top_n_sigma", "xtc_probability", "penalty_window", "allow
          "priority", "processors")  # fmt: skip
 _APART = 0.002  # seconds between the requests of a batch, so that they arrive in order
 _REFUSALS = (400, 422)
+_BUSY = (429, 503)
+_RETRIES, _LONGEST = 3, 30.0  # of a busy server; seconds that it may ask to wait
+_MASK = "***"
+# How a body may have to be changed: fields to leave out, and whether a length goes by its newer name.
+_SHAPES: tuple[frozenset[str], ...] = (
+    frozenset(), frozenset({"stream"}), frozenset({"max_tokens"}), frozenset({"stream", "max_tokens"}),
+)  # fmt: skip
 _CHAT = "/chat/completions"
 _MOST = 16 << 20  # bytes of an answer
 
@@ -43,11 +53,15 @@ class ServerTarget(Target):
     model : str
     timeout : float
         Seconds for the requests of a batch, from the last one's start to the last byte.
+    headers, extra_body, ca
+        As for `audit`.
     """
 
     kind = "server"
 
-    def __init__(self, url: str, model: str | None, timeout: float):
+    def __init__(self, url: str, model: str | None, timeout: float, *,
+                 headers: Mapping[str, str] | None = None, extra_body: Mapping[str, Any] | None = None,
+                 ca: str | None = None):  # fmt: skip
         super().__init__()
         try:
             import httpx
@@ -62,32 +76,61 @@ class ServerTarget(Target):
             host = None
         if not host or parts.scheme not in ("http", "https"):
             hidden = re.sub(r"^(.*//)?.*@", r"\1", url, flags=re.DOTALL)  # a password is not to be shown
+            hidden = re.sub(r"[?#].*", f"?{_MASK}", hidden, flags=re.DOTALL)
             raise ValueError(f"target={show(hidden)}: must be a base URL like http://127.0.0.1:8080")
         if not isinstance(model, str) or not model:
             raise ValueError("model: a server's audit needs the name of the model, as the server calls it")
         # A user and a password go to the server, and nowhere that is shown.
-        base = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        plain = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
+        base = plain.geturl().rstrip("/")
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        self.name = f"{base}, model {model}"
+        query = f"?{parts.query}" if parts.query else ""
+        self.name = f"{base}{_hidden_values(query)}, model {model}"
         self.chat = base.endswith(_CHAT)
         self.path = f"/v1{_CHAT}" if self.chat else "/v1/completions"
         self.url = base.removesuffix(_CHAT).removesuffix("/completions").removesuffix("/v1") + self.path
+        self._ask_at = self.url + query
         self.model, self.timeout = model, timeout
+        self._extra = dict(extra_body or {})
+        self._shape = _SHAPES[0]
+        self._paused_until = 0.0
+        self._waited = self._empty = False
         self._errors = httpx.HTTPError, httpx.InvalidURL
         key = os.environ.get("TOOLKIT_API_KEY", "").strip()
         if not (key.isascii() and key.isprintable()):  # not shown: it is a secret
             raise ValueError("TOOLKIT_API_KEY: must be printable ASCII; set it again")
+        sent = {"Authorization": f"Bearer {key}"} if key else {}
+        for name, value in (headers or {}).items():
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+                raise ValueError(f"headers: {show(name)}: is no name of a header")
+            if not (value.isascii() and value.isprintable()):
+                raise ValueError(f"headers: the value of {name}: must be printable ASCII")
+            sent = {k: v for k, v in sent.items() if k.lower() != name.lower()} | {name: value}
+        basic = base64.b64encode(f"{user}:{password}".encode()).decode() if user or password else ""
+        given = [key, user, password, parts.username, parts.password, basic, *sent.values()]
+        given += [word for value in sent.values() for word in value.split()]
+        given += [part for item in parts.query.split("&") for part in (item.partition("=")[2],)]
+        given += [value for _, value in parse_qsl(parts.query)]
+        # Shorter ones would mask half of every text; longest first, as one may lie in another.
+        self._secrets = sorted({s for s in given if s and len(s) > 3}, key=len, reverse=True)
+        try:
+            verify = ssl.create_default_context(cafile=ca) if ca else True
+        except OSError as error:
+            raise ValueError(
+                f"ca={show(ca)}: can't be read as certificates: {one_line(str(error))}"
+            ) from None
         # A proxy of the environment is for other machines.
         try:
             self._client = httpx.Client(
                 timeout=timeout,
                 auth=(user, password) if user or password else None,
                 trust_env=host not in ("127.0.0.1", "localhost", "::1"),
-                headers={"Authorization": f"Bearer {key}"} if key else {},
+                headers=sent,
+                verify=verify,
                 limits=httpx.Limits(max_connections=None),
             )
         except (ImportError, ValueError) as error:  # a proxy that httpx can't use
-            words = one_line(str(error))
+            words = self._masked(str(error))
             raise ValueError(f"HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {words}; unset it") from None
         self._forms: tuple[int | None, ...] = (True, None) if self.chat else (1, True, None)
         self._logprobs: tuple[int | None, ...] = self._forms  # those that may still be right
@@ -109,16 +152,20 @@ class ServerTarget(Target):
 
     def _find_out(self, request: Request) -> None:
         """Which form of `logprobs` the server takes, and whether it takes a seed at all."""
-        for form in self._logprobs:
-            try:
-                self._logprobs = (form,)
-                self._all([request], lambda id, why: None)
-                return
-            except Unanswered as error:
-                self._logprobs = self._forms
-                if error.status not in _REFUSALS:
-                    raise
-                refused = error
+        refused: Unanswered | None = None
+        for self._shape in _SHAPES:
+            for form in self._forms:
+                try:
+                    self._logprobs = (form,)
+                    self._all([request], lambda id, why: None)
+                    return
+                except Unanswered as error:
+                    self._logprobs = self._forms
+                    if error.status not in _REFUSALS:
+                        raise
+                    refused = refused or error
+        assert refused is not None
+        self._shape = _SHAPES[0]
         plain = request.replace(seed=None)
         self._logprobs = (None,)
         try:
@@ -129,7 +176,7 @@ class ServerTarget(Target):
 
     def _all(self, requests: Sequence[Request], fail: Fail) -> Answers:
         """One thread a request. Daemons: a server that never answers must not keep the process."""
-        done: queue.SimpleQueue[tuple[str, dict[int, Answer] | Exception]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[str, dict[int, Answer] | Unanswered]] = queue.SimpleQueue()
         began = time.monotonic()
         last = began
         for request in sorted(requests, key=lambda r: r.arrival):
@@ -139,28 +186,31 @@ class ServerTarget(Target):
             body = self._body(request)
             threading.Thread(target=self._run, args=(request, body, done), daemon=True).start()
         answers: Answers = {}
-        reasons: dict[str, Exception] = {}
+        reasons: dict[str, Unanswered] = {}
         waiting = {request.id for request in requests}
         while waiting:
             try:
-                id, came = done.get(timeout=max(0.0, last + self.timeout - time.monotonic()))
+                until = max(last, self._paused_until) + self.timeout
+                id, came = done.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
+                if max(last, self._paused_until) + self.timeout > until:
+                    continue  # the server has asked for time meanwhile
                 reasons |= {id: self._late() for id in waiting}
                 break
             waiting.discard(id)
-            if isinstance(came, Exception):
+            if isinstance(came, Unanswered):
                 reasons[id] = came
             else:
                 answers |= {(id, choice): answer for choice, answer in came.items()}
         if not answers:
             raise next(iter(reasons.values()))
         for id, reason in reasons.items():
-            fail(id, str(reason))
+            fail(id, reason.why)
         return answers
 
     def _late(self) -> Unanswered:
         late = Unanswered(f"{self.url}: no answer within {self.timeout:g} s")
-        late.late = self._abandoned = True
+        late.late = late.excused = self._abandoned = True
         return late
 
     def _step(self) -> float:
@@ -173,11 +223,36 @@ class ServerTarget(Target):
         except Unanswered as error:
             done.put((request.id, error))
         except Exception as error:  # a thread's error must reach who waits for it
-            done.put((request.id, Unanswered(f"{self.url}: {type(error).__name__}: {one_line(str(error))}")))
+            done.put(
+                (request.id, Unanswered(f"{self.url}: {type(error).__name__}: {self._masked(str(error))}"))
+            )
 
     def _post(self, body: dict[str, Any]) -> Any:
+        """The answer's JSON; a server that is busy is asked again, as late as it wants."""
+        for retry in range(_RETRIES + 1):
+            try:
+                return self._post_once(body)
+            except Unanswered as error:
+                wait = 0.5 * 2**retry if error.wait is None else error.wait
+                if error.status not in _BUSY or retry == _RETRIES or wait > _LONGEST:
+                    raise
+                self._waited = True
+                self._paused_until = max(self._paused_until, time.monotonic() + wait)
+                time.sleep(wait)
+        raise AssertionError("the last try returns or raises")
+
+    def _masked(self, text: str) -> str:
+        """Somebody else's words on one line, without a secret; masked before they are cut."""
+        return one_line(self._mask(text))
+
+    def _mask(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, _MASK)
+        return text
+
+    def _post_once(self, body: dict[str, Any]) -> Any:
         try:
-            with self._client.stream("POST", self.url, json=body) as came:
+            with self._client.stream("POST", self._ask_at, json=body) as came:
                 data = bytearray()
                 for part in came.iter_bytes():
                     data += part
@@ -186,19 +261,28 @@ class ServerTarget(Target):
         except self._errors as error:
             if "Timeout" in type(error).__name__:
                 raise self._late() from None
-            words = one_line(str(error)) or type(error).__name__
-            raise Unanswered(f"{self.url}: can't be reached or broke off: {words}") from None
+            words = self._masked(str(error)) or type(error).__name__
+            lost = Unanswered(f"{self.url}: can't be reached or broke off: {words}")
+            lost.excused = True
+            raise lost from None
         text = data.decode(errors="replace")
         if came.status_code != 200:
-            why = _sent_on(came.headers["location"]) if came.has_redirect_location else _message(text)
+            why = (
+                _sent_on(came.headers["location"])
+                if came.has_redirect_location
+                else _message(self._mask(text))
+            )
+            why = self._mask(why)
             key = "; put a key into TOOLKIT_API_KEY" if came.status_code in (401, 403) else ""
             failed = Unanswered(f"{self.url}: HTTP {came.status_code}: {why}{key}")
             failed.status = came.status_code
+            failed.excused = came.status_code == 429 or came.status_code >= 500
+            failed.wait = _seconds(came.headers.get("retry-after"))
             raise failed
         try:
             return json.loads(text)
         except ValueError:
-            raise Unanswered(f"{self.url}: answers, but not with JSON: {one_line(text)}") from None
+            raise Unanswered(f"{self.url}: answers, but not with JSON: {self._masked(text)}") from None
 
     def _body(self, request: Request) -> dict[str, Any]:
         default = Request("x")
@@ -229,7 +313,11 @@ class ServerTarget(Target):
             body["logit_bias"] = {str(token): max(bias, -100.0) for token, bias in request.logit_bias}
         if self._logprobs[0] is not None:
             body["logprobs"] = self._logprobs[0]
-        return body
+        if "stream" in self._shape:
+            del body["stream"]
+        if "max_tokens" in self._shape:
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        return body | self._extra
 
     def _read(self, came: Any) -> dict[int, Answer]:
         try:
@@ -238,15 +326,18 @@ class ServerTarget(Target):
         except (KeyError, TypeError, AttributeError, ValueError):
             read = {}
         if not read:
-            said = one_line(json.dumps(came, ensure_ascii=False))
+            said = self._masked(json.dumps(came, ensure_ascii=False))
             raise Unanswered(f"{self.url}: the answer has no completions in it: {said}")
         return read
 
     def _answer(self, choice: dict[str, Any]) -> Answer:
-        text = (choice["message"]["content"] if self.chat else choice["text"]) or ""
+        text = (choice["message"].get("content") if self.chat else choice["text"]) or ""
+        if self.chat and not text:
+            text = _unspoken(choice["message"])
         told = choice.get("logprobs") or {}
         if not isinstance(text, str):
             raise TypeError("text: must be text")
+        text = self._mask(text)
         if told.get("tokens"):  # OpenAI's own form
             return Answer(tuple(told["tokens"]), text, tuple(told.get("token_logprobs") or ()))
         if told.get("content"):  # the form of chats, which mlx-lm's server uses
@@ -256,6 +347,8 @@ class ServerTarget(Target):
                 return Answer(tokens, text, tuple(step.get("logprob") for step in steps))
         if text:
             self.unit = "character"
+        else:
+            self._empty = True
         return Answer(tuple(text), text)
 
     def notes(self) -> list[str]:
@@ -264,6 +357,12 @@ class ServerTarget(Target):
         if self._alone and self._together and median(self._together) > 0.75 * median(self._alone):
             told.append("Seeded requests sent together took as long as one after the other, so it probably "
                         "does not batch them.")  # fmt: skip
+        if self._waited:
+            told.append("It was busy (HTTP 429 or 503) and some requests were sent again, so not every batch "
+                        "went out together.")  # fmt: skip
+        if self._empty:
+            told.append("Some answers were empty: no text, no reasoning, no tool call. Two of those are not "
+                        "compared.")  # fmt: skip
         if self._abandoned:
             told.append("Some answers did not come in time. The server may have gone on with those requests, "
                         "so what was asked alone after them may not have been alone.")  # fmt: skip
@@ -278,7 +377,37 @@ class ServerTarget(Target):
 def _sent_on(location: str) -> str:
     """Where a redirect leads, without a password."""
     to = urlsplit(location)
-    return f"it sends to {show(to._replace(netloc=to.netloc.rpartition('@')[2]).geturl())}; ask there"
+    query = _hidden_values(f"?{to.query}")[1:] if to.query else ""
+    to = to._replace(netloc=to.netloc.rpartition("@")[2], query=query, fragment="")
+    return f"it sends to {show(to.geturl())}; ask there"
+
+
+def _hidden_values(query: str) -> str:
+    """A query without its values, which may be keys."""
+    if "=" not in query:
+        return f"?{_MASK}" if query else ""
+    return re.sub(r"=[^&]*", f"={_MASK}", query)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Seconds that a Retry-After asks to wait: a number or a date."""
+    if retry_after is None:
+        return None
+    try:
+        if re.fullmatch(r"\s*[0-9]+(\.[0-9]*)?\s*", retry_after):
+            return float(retry_after)
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _unspoken(message: dict[str, Any]) -> str:
+    """What a chat's answer without content consists of: reasoning, or a tool call's arguments."""
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(name), str) and message[name]:
+            return str(message[name])
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    return "\n".join(f"{call.get('name', '')}({call.get('arguments', '')})" for call in calls)
 
 
 def _message(text: str) -> str:

@@ -89,12 +89,15 @@ def _answer(completion: Completion) -> Answer:
     return Answer(completion.tokens, completion.text, completion.logprobs)
 
 
-def target_of(target: Any, model: str | None, timeout: float) -> Target:
-    """An engine, a callable or a base URL as a target."""
+def target_of(target: Any, model: str | None, timeout: float, **server: Any) -> Target:
+    """An engine, a callable or a base URL as a target; `server` has what only a server takes."""
     if isinstance(target, str):
         from .servers import ServerTarget
 
-        return ServerTarget(target, model, timeout)
+        return ServerTarget(target, model, timeout, **server)
+    for name, value in server.items():
+        if value:
+            raise ValueError(f"{name}: is for a server; an engine or callable takes none")
     if model is not None:
         raise ValueError(f"model={show(model)}: names a server's model; an engine or callable has its own")
     if isinstance(target, Engine):
