@@ -71,10 +71,10 @@ def test_the_choices_of_one_request_are_no_batch():
     target = targets.target_of(serve(answer=answer), "x", 5.0)
     for n in (1, 1, 3):
         target.ask([tk.Request("Once", id="a", seed=1, n=n, max_tokens=4)])
-    assert not any("does not batch" in note for note in target.notes())
+    assert not any("show that it batches" in note for note in target.notes())
     one, other = (tk.Request("Once", id=id, seed=1, n=3, max_tokens=4) for id in "ab")
     target.ask([one, other])  # a batch, and it takes long
-    assert any("does not batch" in note for note in target.notes())
+    assert any("show that it batches" in note for note in target.notes())
     target.close()
 
 
