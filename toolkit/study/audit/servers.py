@@ -355,8 +355,8 @@ class ServerTarget(Target):
         told = ["A server makes its batches by timing: what it ran one by one was not put to the test."]
         # One after the other takes as long as all together; a batch takes little longer than one.
         if self._alone and self._together and median(self._together) > 0.75 * median(self._alone):
-            told.append("Seeded requests sent together took as long as one after the other: these times don't "
-                        "show that it batches, and they don't show that it doesn't.")  # fmt: skip
+            told.append("Seeded requests sent together took as long as one after the other: these times "
+                        "don't show that it batches, nor that it doesn't.")  # fmt: skip
         if self._waited:
             told.append("It was busy (HTTP 429 or 503) and some requests were sent again, so not every batch "
                         "went out together.")  # fmt: skip
