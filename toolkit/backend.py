@@ -13,6 +13,7 @@ import ctypes
 import os
 import platform
 import re
+import resource
 import sys
 import time
 import warnings
@@ -135,7 +136,10 @@ def fingerprint() -> dict[str, str | int]:
 def cache_dir() -> Path:
     """Where this project keeps what it fetched or measured; `TOOLKIT_CACHE` overrides. Not created here."""
     if chosen := os.environ.get("TOOLKIT_CACHE"):
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError:
+            raise ValueError(f"TOOLKIT_CACHE={chosen!r}: there is no such user; give a directory") from None
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
@@ -304,5 +308,20 @@ def _version(distribution: str) -> str:
         return ""
 
 
+def _allow_few_files() -> None:
+    """Let mlx-lm be imported where a process may not open as many files as it asks for (2,048 to 4,096)."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY or hard >= 4096:
+        return
+    real = resource.setrlimit
+
+    def limited(which: int, limits: tuple[int, int]) -> None:
+        files = which == resource.RLIMIT_NOFILE
+        real(which, (min(limits[0], hard), min(limits[1], hard)) if files else limits)
+
+    resource.setrlimit = limited
+
+
+_allow_few_files()
 with suppress(ValueError):  # raised again at first use, where a command line can put it in one line
     _bound()

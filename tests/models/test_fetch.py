@@ -86,7 +86,9 @@ def test_a_fetched_model_is_an_ordinary_directory_and_is_fetched_once(
     assert (model.name, model.encode("Hi")) == ("small", [72, 105])
     assert capsys.readouterr().err == ""
     (path / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(ValueError, match=r"can't be loaded: .*; delete that directory to fetch it again"):
+    with pytest.raises(
+        ValueError, match=r"is no safetensors file.*; delete that directory to fetch it again"
+    ):
         tk.load("small", progress=False)
 
 

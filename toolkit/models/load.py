@@ -24,8 +24,12 @@ from .. import backend
 from . import dtype as dtypes
 from . import gguf, gguf_model, gguf_tokenizer
 from . import tiny as tiny_model
+from .directory import check as check_directory
+from .directory import globbable
 from .fetch import FetchError, fetch, manifest
 
+# A model's own Python code is never run: its tokenizer is one of transformers', its architecture of mlx-lm's.
+_NO_CODE: dict[str, Any] = {"tokenizer_config": {"trust_remote_code": False}, "trust_remote_code": False}
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -210,11 +214,11 @@ def _open(name: str, dequantize: bool, progress: bool) -> tuple[nn.Module, Any, 
 def _open_directory(path: Path, fix: str = "") -> tuple[nn.Module, Any, dict[str, Any]]:
     from mlx_lm.utils import load as load_directory
 
-    if not (path / "config.json").is_file():
-        raise ValueError(f"model={str(path)!r}: has no config.json, so it's no model directory{fix}")
+    check_directory(path, fix)
     try:
-        return load_directory(str(path), lazy=True, return_config=True)
-    except Exception as error:  # whatever json, safetensors, mlx-lm or transformers say
+        with globbable(path) as place:
+            return load_directory(str(place), lazy=True, return_config=True, **_NO_CODE)
+    except (Exception, SystemExit) as error:  # whatever json, safetensors, mlx-lm or transformers say
         raise ValueError(f"model={str(path)!r}: can't be loaded: {_line(error)}{fix}") from None
 
 
@@ -231,7 +235,7 @@ def _open_gguf(path: Path, dequantize: bool, progress: bool) -> tuple[nn.Module,
         config["gguf_types"] = gguf_model.quantized_types(header)
     with tempfile.TemporaryDirectory() as directory:
         gguf_tokenizer.write(header.metadata, Path(directory), str(path))
-        tokenizer = load_tokenizer(Path(directory), eos_token_ids=config.get("eos_token_id"))
+        tokenizer = load_tokenizer(Path(directory), _NO_CODE["tokenizer_config"], config.get("eos_token_id"))
     kind, arguments = _get_classes(config)
     module = kind(arguments.from_dict(config))
     nn.quantize(module, class_predicate=lambda name, layer: (
@@ -251,14 +255,14 @@ def _open_hub(name: str) -> tuple[nn.Module, Any, dict[str, Any]]:
     from mlx_lm.utils import load as load_hub
 
     try:
-        return load_hub(name, lazy=True, return_config=True)
+        return load_hub(name, lazy=True, return_config=True, **_NO_CODE)
     except RepositoryNotFoundError:
         raise ValueError(f"model={name!r}: not on the Hub, or private (run: hf auth login)") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise FetchError(f"model={name!r}: not in the local Hub cache, and the Hub can't be reached "
                          f"({_line(error)}); run `hf download {name}` where there is a network and copy "
                          "HF_HOME here, or give a directory") from None  # fmt: skip
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"model={name!r}: can't be loaded: {_line(error)}") from None
 
 
@@ -283,7 +287,12 @@ def _model(name: str, module: nn.Module, tokenizer: Any, config: dict[str, Any],
     text = config.get("text_config") or config
     context = next((text[k] for k in ("max_position_embeddings", "n_positions", "n_ctx", "seq_length",
                                       "max_seq_len") if text.get(k)), None)  # fmt: skip
-    width = module(mx.zeros((1, 1), mx.int32)).shape[-1]  # only the shape: nothing is computed
+    try:
+        width = module(mx.zeros((1, 1), mx.int32)).shape[-1]  # only the shape: nothing is computed
+    except Exception as error:  # values of a type or size that its layers don't take
+        raise ValueError(
+            f"model={name!r}: its configuration doesn't fit its layers: {_line(error)}"
+        ) from None
     return Model(name, module, tokenizer, width, context, frozenset(eos_ids), config,
                  dtypes.name_of(dtypes.dtype_of(module)), note)  # fmt: skip
 
